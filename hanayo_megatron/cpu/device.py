@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import types
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ _TYPED_TENSORS = ("Float", "Double", "Half", "BFloat16", "Int", "Long", "Short",
 def redirect_device() -> None:
     """Replace what Megatron asks of `torch.cuda`; everything else stays as it is.
 
-    Random state keeps to torch's own functions: they read `default_generators`, which then names
-    the CPU's generator once per device. Memory figures are those of the process.
+    Random state keeps to torch's own functions, which find the CPU's generator in the place of
+    every device's. Memory figures are those of the process.
     """
     for name, answer in _answers().items():
         setattr(torch.cuda, name, answer)
@@ -33,12 +34,22 @@ def redirect_device() -> None:
     torch.accelerator.is_available = _no_accelerator_is_available
     torch.accelerator.current_accelerator = _current_accelerator
     torch.cuda._initialized = True
-    torch.cuda.default_generators = (torch.default_generator,) * _device_count()
+    torch.cuda.default_generators = _HostGenerators()
 
 
 def is_redirected() -> bool:
     """Whether `redirect_device` was called in this process."""
     return torch.cuda.is_available is _is_available
+
+
+class _HostGenerators(Sequence):
+    """`torch.cuda.default_generators`, however many devices there are."""
+
+    def __len__(self) -> int:
+        return _device_count()
+
+    def __getitem__(self, index: int) -> torch.Generator:
+        return torch.default_generator
 
 
 def _answers() -> dict[str, Any]:
