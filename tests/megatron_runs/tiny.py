@@ -1,0 +1,23 @@
+"""The arguments of a GPT so small that a step takes milliseconds."""
+
+from __future__ import annotations
+
+
+def tiny_gpt(*more: str, layers: int = 8, microbatches: int = 4, iterations: int = 10) -> list[str]:
+    """Megatron's arguments: hidden size 64, 32 tokens, microbatch size 1, no dropout, mock data.
+
+    Args:
+        more: further arguments; they win over those given here.
+        microbatches: for each data-parallel rank, where there is one.
+    """
+    return [
+        *("--num-layers", str(layers), "--hidden-size", "64", "--num-attention-heads", "4"),
+        *("--seq-length", "32", "--max-position-embeddings", "32"),
+        *("--micro-batch-size", "1", "--global-batch-size", str(microbatches)),
+        *("--train-iters", str(iterations), "--lr", "1e-3", "--lr-decay-style", "constant"),
+        *("--attention-dropout", "0", "--hidden-dropout", "0"),
+        *("--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "256"),
+        *("--num-workers", "0", "--split", "90,5,5"),
+        *("--log-interval", "1", "--eval-interval", "1000", "--eval-iters", "0"),
+        *more,
+    ]
