@@ -48,7 +48,7 @@ def main() -> None:
 def _preload() -> None:
     from hanayo_megatron import cpu
 
-    cpu.install(["--cpu"])
+    cpu.redirect()
     for module in _PRELOADED:
         importlib.import_module(module)
     if threading.active_count() != 1:
