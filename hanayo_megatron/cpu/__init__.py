@@ -47,20 +47,19 @@ def install(argv: Sequence[str]) -> list[str]:
     if not is_active():
         if not asked and _gpu_is_there():
             return arguments
-        _redirect()
+        redirect()
     return _with_defaults(arguments, reason="it was asked for" if asked else "no GPU was found")
 
 
-def _gpu_is_there() -> bool:
-    import torch
+def redirect() -> None:
+    """Put the CPU in the place of the GPU in this process, whatever devices there are.
 
-    return torch.cuda.is_available()
-
-
-def _redirect() -> None:
+    Raises:
+        RuntimeError: Megatron was imported before.
+    """
     if "megatron.core" in sys.modules:
         raise RuntimeError(
-            "hanayo_megatron.cpu.install was called after Megatron was imported, which keeps "
+            "hanayo_megatron.cpu was asked for after Megatron was imported, which keeps "
             "what it imported from torch. Call it first, or start the script through "
             "`python -m hanayo_megatron.run SCRIPT ...`."
         )
@@ -72,6 +71,12 @@ def _redirect() -> None:
     compilation.disable_torch_compile()
     compilation.use_built_dataset_helper()
     warnings.filterwarnings("ignore", message="'pin_memory' argument is set as true")
+
+
+def _gpu_is_there() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _with_defaults(arguments: list[str], *, reason: str) -> list[str]:

@@ -21,10 +21,16 @@ from typing import Any
 from megatron_runs.ranks import become_rank, free_port, rank_environment, wait_for_ranks
 from megatron_runs.run import output_paths
 
-# Imported lazily by a training; listed so that not every rank of every run imports them anew.
+# The trainer, and what it imports on its way: else every rank of every run would.
 _PRELOADED = (
     "megatron.training",
-    "megatron.training.training",
+    "megatron.core.datasets.blended_megatron_dataset_builder",
+    "megatron.core.datasets.gpt_dataset",
+    "megatron.core.datasets.helpers",
+    "megatron.core.dist_checkpointing.strategies.filesystem_async",
+    "megatron.core.models.mimo.optimizer",
+    "megatron.core.tokenizers.text.models.default_tokenizer",
+    "torch._dynamo",
 )
 _PR_SET_PDEATHSIG = 1
 
@@ -42,7 +48,7 @@ def main() -> None:
 def _preload() -> None:
     from hanayo_megatron import cpu
 
-    cpu.install(["--cpu"])
+    cpu.redirect()
     for module in _PRELOADED:
         importlib.import_module(module)
     if threading.active_count() != 1:
