@@ -7,9 +7,15 @@ from functools import cache
 import torch
 import torch.distributed as dist
 
+from hanayo_megatron.errors import HanayoError
+
+
+class DisagreementError(HanayoError, RuntimeError):
+    """Ranks were about to do different things."""
+
 
 def agree_on_microbatches(num_microbatches: int) -> None:
-    """Raise ValueError on every rank if any two ranks run another number of microbatches."""
+    """Raise DisagreementError on every rank if any two ranks run another number of microbatches."""
     group = _host_group()
     extremes = torch.tensor([num_microbatches, -num_microbatches])
     dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=group)
@@ -22,7 +28,7 @@ def agree_on_microbatches(num_microbatches: int) -> None:
         f"{count} on ranks {', '.join(str(r) for r, c in enumerate(counts) if c == count)}"
         for count in sorted(set(counts))
     )
-    raise ValueError(
+    raise DisagreementError(
         f"ranks disagree on the number of microbatches of this step: {told}. All data-parallel "
         "replicas must run the same number; pad with microbatches whose loss mask is zero"
     )

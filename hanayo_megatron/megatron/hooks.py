@@ -11,10 +11,12 @@ from functools import update_wrapper
 from types import ModuleType
 from typing import Any
 
+from hanayo_megatron.errors import HanayoError
+
 TESTED_RELEASES = ("0.19.2",)
 
 
-class HookError(RuntimeError):
+class HookError(HanayoError, RuntimeError):
     """Megatron is not as the plug-in expects it."""
 
 

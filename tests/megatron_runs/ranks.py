@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import random
@@ -94,8 +95,12 @@ def _kill(process_ids: list[int]) -> None:
         os.kill(pid, _STACK_SIGNAL)
     time.sleep(_SECONDS_FOR_STACKS)
     for pid in process_ids:
-        os.killpg(pid, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
 
 
 def _reap(process_id: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(process_id, 0)[1])
+    """Wait for a rank's end and end the helpers that it left (Megatron starts some for saving)."""
+    exit_code = os.waitstatus_to_exitcode(os.waitpid(process_id, 0)[1])
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process_id, signal.SIGKILL)
+    return exit_code

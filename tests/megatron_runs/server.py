@@ -80,6 +80,8 @@ def _fork(rank: int, port: int, request: dict[str, Any]) -> int:
         os.environ.update(rank_environment(rank, request["ranks"], port))
         os.environ.update(request["environment"])
         os.chdir(request["folder"])
+        if "--save" in request["arguments"]:
+            _fork_the_saver()
         become_rank(request["module"], request["arguments"])
         code = 0
     except SystemExit as end:
@@ -90,6 +92,14 @@ def _fork(rank: int, port: int, request: dict[str, Any]) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _fork_the_saver() -> None:
+    """Megatron starts a helper process at its first save, a new Python with torch; fork it here."""
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    os.setpgid(0, 0)
+    filesystem_async.get_write_results_queue("fork")
 
 
 def _redirect_output(rank: int, folder: Path) -> None:
