@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
+from megatron.training.checkpointing import checkpoint_exists
 
+from hanayo_megatron import flags
 from hanayo_megatron.megatron.layout import even_layout
 from hanayo_megatron.megatron.pipeline import Pipeline
 from hanayo_megatron.schedule.placement import Placement
@@ -17,6 +19,8 @@ from hanayo_megatron.schedule.registry import (
     schedule_names,
 )
 from hanayo_megatron.schedule.schedule import ScheduleError, ScheduleSpec
+
+_TRACKER = "latest_checkpointed_iteration.txt"
 
 _CONFLICTS = {
     "num_layers_per_virtual_pipeline_stage": "--num-layers-per-virtual-pipeline-stage",
@@ -58,24 +62,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         "pipeline schedule", "Schedules by hanayo_megatron in place of Megatron's own."
     )
     group.add_argument(
-        "--pipeline-schedule",
+        flags.SCHEDULE,
         metavar="NAME",
         help=f"Train under this schedule. Known: {', '.join(schedule_names())}.",
     )
     group.add_argument(
-        "--num-waves",
+        flags.WAVES,
         type=int,
         metavar="W",
         help="Waves of a wave schedule; every rank holds 2W stages. Default 1.",
     )
     group.add_argument(
-        "--num-chunks",
+        flags.CHUNKS,
         type=int,
         metavar="V",
         help="Stages a rank holds under a looped schedule (interleaved, ...). Default 2.",
     )
     group.add_argument(
-        "--pipeline-schedule-module",
+        flags.MODULE,
         metavar="MODULE",
         help="Import this module on every rank; its @register_schedule functions become known.",
     )
@@ -91,7 +95,7 @@ def resolve_pipeline(args: argparse.Namespace) -> Pipeline | None:
     if args.pipeline_schedule_module is not None:
         load_schedule_module(args.pipeline_schedule_module)
     if args.pipeline_schedule is None:
-        for flag, value in (("--num-waves", args.num_waves), ("--num-chunks", args.num_chunks)):
+        for flag, value in ((flags.WAVES, args.num_waves), (flags.CHUNKS, args.num_chunks)):
             if value is not None:
                 raise ScheduleError(f"{flag} {value} needs --pipeline-schedule")
         return None
@@ -102,6 +106,7 @@ def resolve_pipeline(args: argparse.Namespace) -> Pipeline | None:
             f"got {num_ranks}"
         )
     _check_other_flags(args)
+    _check_checkpoint(args)
     spec = ScheduleSpec(
         pp=num_ranks,
         microbatches=_expected_microbatches(args),
@@ -147,11 +152,22 @@ def _check_other_flags(args: argparse.Namespace) -> None:
         )
 
 
+def _check_checkpoint(args: argparse.Namespace) -> None:
+    """Megatron would start from random weights, or end with exit code 0."""
+    if not args.load or not (args.finetune or args.exit_on_missing_checkpoint):
+        return
+    if not checkpoint_exists(args.load):
+        raise ScheduleError(
+            f"--load {args.load}: there is no checkpoint (no {_TRACKER}), and "
+            f"{'--finetune' if args.finetune else '--exit-on-missing-checkpoint'} needs one"
+        )
+
+
 def _check_used(name: str, spec: ScheduleSpec, args: argparse.Namespace) -> None:
     """Refuse --num-waves or --num-chunks for a schedule that has none."""
     for flag, value, field in (
-        ("--num-waves", args.num_waves, "waves"),
-        ("--num-chunks", args.num_chunks, "chunks"),
+        (flags.WAVES, args.num_waves, "waves"),
+        (flags.CHUNKS, args.num_chunks, "chunks"),
     ):
         if value is None:
             continue

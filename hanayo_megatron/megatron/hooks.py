@@ -15,6 +15,8 @@ from hanayo_megatron.errors import HanayoError
 
 TESTED_RELEASES = ("0.19.2",)
 
+_MARK = "hooked_by_hanayo_megatron"
+
 
 class HookError(HanayoError, RuntimeError):
     """Megatron is not as the plug-in expects it."""
@@ -51,14 +53,19 @@ class Replacement:
 def apply(hooks: Iterable[Hook]) -> list[Replacement]:
     """Put all hooks in force, or none.
 
-    Functions that other modules imported by name are replaced there too. Raises HookError naming
+    Functions that other modules imported by name are replaced there too; a function that is hooked
+    already stays as it is. Raises HookError naming
     the target that is missing or has other parameters.
     """
-    found = [(hook, *_resolve(hook)) for hook in hooks]
-    return [_replace(hook, original) for hook, original in found]
+    found = [(hook, _resolve(hook)) for hook in hooks]
+    return [_replace(hook, original) for hook, original in found if not _is_ours(original)]
 
 
-def _resolve(hook: Hook) -> tuple[Any]:
+def _is_ours(target: Any) -> bool:
+    return getattr(target, _MARK, False)
+
+
+def _resolve(hook: Hook) -> Any:
     module_name, _, name = hook.target.partition(":")
     try:
         original = getattr(importlib.import_module(module_name), name)
@@ -71,7 +78,7 @@ def _resolve(hook: Hook) -> tuple[Any]:
             f"{_complaint(hook)}: it has no parameter {', '.join(missing)}; "
             f"it has {', '.join(known)}"
         )
-    return (original,)
+    return original
 
 
 def _complaint(hook: Hook) -> str:
@@ -87,6 +94,7 @@ def _replace(hook: Hook, original: Any) -> Replacement:
     replacement = hook.wrap(original)
     if inspect.isfunction(replacement):
         update_wrapper(replacement, original)
+        setattr(replacement, _MARK, True)
     places = []
     for module in list(sys.modules.values()):
         if isinstance(module, ModuleType):

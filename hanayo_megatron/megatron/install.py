@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hanayo_megatron.flags import concern_plugin
 from hanayo_megatron.megatron.arguments import add_arguments, resolve_pipeline
 from hanayo_megatron.megatron.embeddings import embedding_hooks
 from hanayo_megatron.megatron.forward_backward import schedule_hooks
@@ -18,8 +19,6 @@ from hanayo_megatron.megatron.stages import stage_hooks
 
 logger = logging.getLogger(__name__)
 
-_FLAGS = ("--pipeline-schedule", "--num-waves", "--num-chunks", "--help", "-h")
-
 
 def install(argv: Sequence[str] | None = None) -> list[Replacement]:
     """Make Megatron's argument parser know the plug-in's flags, if the command line has any.
@@ -29,7 +28,7 @@ def install(argv: Sequence[str] | None = None) -> list[Replacement]:
     touched. Returns what was replaced, with an ``undo`` each.
     """
     argv = sys.argv[1:] if argv is None else argv
-    if not any(word.split("=")[0].startswith(_FLAGS) for word in argv):
+    if not concern_plugin(argv):
         return []
     arguments = "megatron.training.arguments"
     return apply(

@@ -22,6 +22,9 @@ def parsed(*flags, **megatron):
         "num_layers": 16,
         "pipeline_model_parallel_layout": None,
         "cuda_graph_impl": "none",
+        "load": None,
+        "finetune": False,
+        "exit_on_missing_checkpoint": False,
     }
     vars(args).update({**defaults, **megatron})
     return args
@@ -93,6 +96,7 @@ REFUSED = [
     ((*HANAYO, "--num-chunks", "2"), {}, ["--num-chunks 2 means nothing"]),
     (HANAYO, {"cuda_graph_impl": "local"}, ["--cuda-graph-impl local"]),
     (HANAYO, {"overlap_moe_expert_parallel_comm": True}, ["--overlap-moe-expert-parallel-comm"]),
+    (HANAYO, {"load": "/gone", "finetune": True}, ["--load /gone", "no checkpoint", "--finetune"]),
     (
         (*HANAYO, "--pipeline-schedule-module", "no_such_module"),
         {},

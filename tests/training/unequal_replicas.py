@@ -1,15 +1,15 @@
-"""The pretraining entry with one microbatch more on the second data-parallel replica."""
+"""The pretraining entry with one microbatch more on the second data-parallel replica.
+
+For the launcher, whose ranks have Megatron imported already.
+"""
 
 import sys
 
-from hanayo_megatron.run import prepare
+from megatron.core import parallel_state
+from megatron.training import training
 
-sys.argv[1:] = prepare(sys.argv[1:])
-
-from megatron.core import parallel_state  # noqa: E402
-from megatron.training import training  # noqa: E402
-
-from hanayo_megatron import pretrain_gpt  # noqa: E402
+from hanayo_megatron import pretrain_gpt
+from hanayo_megatron.run import errors_on_one_line
 
 _agreed = training.get_num_microbatches
 
@@ -20,4 +20,5 @@ def _disagreed() -> int:
 
 if __name__ == "__main__":
     training.get_num_microbatches = _disagreed
-    pretrain_gpt.main(sys.argv[1:])
+    with errors_on_one_line():
+        pretrain_gpt.main(sys.argv[1:])
