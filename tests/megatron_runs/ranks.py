@@ -98,4 +98,7 @@ def _kill(process_ids: list[int]) -> None:
 
 
 def _reap(process_id: int) -> int:
+    """The exit code of an ended rank; what it started and left running is killed."""
+    os.waitid(os.P_PID, process_id, os.WEXITED | os.WNOWAIT)
+    os.killpg(process_id, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(process_id, 0)[1])
