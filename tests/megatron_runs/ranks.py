@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import os
 import random
@@ -95,12 +94,11 @@ def _kill(process_ids: list[int]) -> None:
         os.kill(pid, _STACK_SIGNAL)
     time.sleep(_SECONDS_FOR_STACKS)
     for pid in process_ids:
-        os.kill(pid, signal.SIGKILL)
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _reap(process_id: int) -> int:
-    """Wait for a rank's end and end the helpers that it left (Megatron starts some for saving)."""
-    exit_code = os.waitstatus_to_exitcode(os.waitpid(process_id, 0)[1])
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process_id, signal.SIGKILL)
-    return exit_code
+    """The exit code of an ended rank; what it started and left running is killed."""
+    os.waitid(os.P_PID, process_id, os.WEXITED | os.WNOWAIT)
+    os.killpg(process_id, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(process_id, 0)[1])

@@ -54,6 +54,10 @@ class Run:
     def grad_norms(self) -> list[float]:
         return [iteration["grad norm"] for iteration in self.iterations]
 
+    @property
+    def validation_losses(self) -> list[float]:
+        return [validation["lm loss value"] for validation in self.validations]
+
     def check(self) -> Run:
         """This run, or AssertionError with the end of every rank's output if it failed."""
         if not self.succeeded:

@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -69,29 +68,22 @@ def _serve(request: dict[str, Any]) -> tuple[list[int], bool]:
 
 
 def _fork(rank: int, port: int, request: dict[str, Any]) -> int:
-    """Start a rank; returns its process id, in the parent only."""
+    """Start a rank; returns its process id, in the parent only.
+
+    A rank leaves by SystemExit, so that Python ends as usual and with it what the rank started.
+    """
     pid = os.fork()
     if pid:
         return pid
-    code = 1
-    try:
-        _redirect_output(rank, Path(request["folder"]))
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        os.environ.update(rank_environment(rank, request["ranks"], port))
-        os.environ.update(request["environment"])
-        os.chdir(request["folder"])
-        if "--save" in request["arguments"]:
-            _fork_the_saver()
-        become_rank(request["module"], request["arguments"])
-        code = 0
-    except SystemExit as end:
-        code = _exit_code(end)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    _redirect_output(rank, Path(request["folder"]))
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.environ.update(rank_environment(rank, request["ranks"], port))
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    if "--save" in request["arguments"]:
+        _fork_the_saver()
+    become_rank(request["module"], request["arguments"])
+    raise SystemExit
 
 
 def _fork_the_saver() -> None:
@@ -107,13 +99,6 @@ def _redirect_output(rank: int, folder: Path) -> None:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, stream.fileno())
         os.close(file)
-
-
-def _exit_code(end: SystemExit) -> int:
-    if end.code is None or isinstance(end.code, int):
-        return end.code or 0
-    sys.stderr.write(f"{end.code}\n")
-    return 1
 
 
 if __name__ == "__main__":

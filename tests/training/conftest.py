@@ -1,16 +1,11 @@
-"""One warm launcher for all trainings, and checkpoints that plain Megatron made."""
+"""Checkpoints that plain Megatron made."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from megatron_runs import Launcher, tiny_gpt
-
-
-@pytest.fixture(scope="session")
-def launcher() -> Iterator[Launcher]:
-    with Launcher() as launcher:
-        yield launcher
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Bad input ends every rank at once, with one clear line and an exit code that is not 0."""
 
 import pytest
+
 from megatron_runs import tiny_gpt
 
 pytestmark = pytest.mark.megatron

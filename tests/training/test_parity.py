@@ -10,6 +10,7 @@ from functools import cache
 import pytest
 import torch
 from checkpoints import read_tensors, start_from
+
 from megatron_runs import tiny_gpt
 
 pytestmark = pytest.mark.megatron
