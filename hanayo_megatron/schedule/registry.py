@@ -8,6 +8,8 @@ from collections.abc import Callable
 from functools import cache
 from importlib.metadata import entry_points
 
+from hanayo_megatron.schedule.collector import collector_paused
+from hanayo_megatron.schedule.memory import check_memory_limit
 from hanayo_megatron.schedule.schedule import Schedule, ScheduleError, ScheduleSpec
 
 ScheduleBuilder = Callable[[ScheduleSpec], Schedule]
@@ -41,8 +43,16 @@ def register_schedule(
 
 
 def build_schedule(name: str, spec: ScheduleSpec) -> Schedule:
-    """Build a registered schedule. Raises ScheduleError for an unknown name or an unfit spec."""
-    return _builders[canonical_name(name)](spec)
+    """Build a registered schedule.
+
+    Raises ScheduleError for an unknown name, a spec that the schedule cannot be built for, or a
+    schedule that holds more activations than ``spec.memory_limit``.
+    """
+    build = _builders[canonical_name(name)]
+    with collector_paused():
+        schedule = build(spec)
+        check_memory_limit(schedule, spec.memory_limit)
+    return schedule
 
 
 def canonical_name(name: str) -> str:
