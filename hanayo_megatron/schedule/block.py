@@ -13,7 +13,7 @@ from hanayo_megatron.schedule.work_ahead import Draft
 
 @dataclass(frozen=True)
 class Block:
-    """Planned starts of the forwards and of the backwards (joint or for the input) of k microbatches.
+    """Planned starts of the forwards and backwards (joint, or for the input) of k microbatches.
 
     Only the order matters in the end: plans of one block may overlap those of the next.
 

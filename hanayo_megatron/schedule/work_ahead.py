@@ -81,6 +81,7 @@ def work_ahead(
     live = [0] * len(ranks)  # without those that only wait for their weight gradient
     running: list[Action | None] = [None] * len(ranks)
     orders: list[list[Action]] = [[] for _ in ranks]
+    make = tuple.__new__
     finish, arrive_forward, arrive_backward = 0, 1, 2
     events: list[tuple[int, int, int, int]] = []  # (time, what, rank, place)
 
@@ -118,7 +119,7 @@ def work_ahead(
                 continue
             if place < 0:
                 stage, _, microbatch = unweighted[rank].popleft()
-                action = Action(stage, Kind.W, microbatch)
+                action = make(Action, (stage, Kind.W, microbatch))
             else:
                 action = draft[rank][place]
                 done[rank][place] = 1
