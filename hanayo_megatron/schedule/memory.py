@@ -29,7 +29,7 @@ def peak_live(schedule: Schedule) -> list[int]:
 
 def peak_activations(schedule: Schedule) -> list[float]:
     """The same in M_a, the activations of one rank's share of the model for one microbatch."""
-    share = _stage_share(schedule.placement)
+    share = stage_share(schedule.placement)
     return [peak * share for peak in peak_live(schedule)]
 
 
@@ -46,7 +46,7 @@ def live_limit(
             f"schedule {name!r} cannot run within a memory limit of {limit:g} M_a; "
             f"it needs at least {least:g} M_a"
         )
-    return int(limit / _stage_share(placement) + 1e-6)
+    return int(limit / stage_share(placement) + 1e-6)
 
 
 def check_memory_limit(schedule: Schedule, memory_limit: float | None) -> None:
@@ -63,5 +63,6 @@ def check_memory_limit(schedule: Schedule, memory_limit: float | None) -> None:
         )
 
 
-def _stage_share(placement: Placement) -> float:
+def stage_share(placement: Placement) -> float:
+    """M_a that one stage holds for one microbatch."""
     return placement.num_ranks / placement.model_stages
