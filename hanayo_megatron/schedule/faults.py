@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from hanayo_megatron.schedule.schedule import ScheduleError
+
 _MOST_ROWS = 200
 
 
@@ -19,6 +21,12 @@ class Fault(NamedTuple):
     position: int | None
     cell: str
     expected: str
+
+
+def faults_error(what: str, faults: Sequence[Fault]) -> ScheduleError:
+    """An error with all faults of ``what`` in one table."""
+    count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
+    return ScheduleError(f"{what} has {count}:\n{fault_table(faults)}")
 
 
 def fault_table(faults: Sequence[Fault]) -> str:
