@@ -9,9 +9,6 @@ posting blocks nobody. So the smallest unfinished element can always run.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from hanayo_megatron.lowering.operation import (
@@ -24,6 +21,7 @@ from hanayo_megatron.lowering.operation import (
 )
 from hanayo_megatron.lowering.plan import Plan, plan_times
 from hanayo_megatron.schedule.action import Action, Kind
+from hanayo_megatron.schedule.collector import collector_paused
 from hanayo_megatron.schedule.costs import Costs
 from hanayo_megatron.schedule.schedule import Schedule
 
@@ -42,25 +40,13 @@ def lower(schedule: Schedule, costs: Costs | None = None) -> LoweredSchedule:
     ``costs`` shape the global order only; any costs give a correct result, true ones a better one.
     Raises ScheduleError if the schedule's orders wait for each other.
     """
-    with _collector_paused():
+    with collector_paused():
         plan = plan_times(schedule, costs or Costs())
         groups = _transfer_groups(schedule, plan)
         programs = tuple(
             _program(schedule, plan, rank, groups[rank]) for rank in range(len(groups))
         )
     return LoweredSchedule(schedule, programs)
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Millions of small tuples, none in a cycle: the collector would take most of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,81 +1,88 @@
-"""Schedules found by running the pipeline once, each rank taking the best ready action."""
+"""Blocks found by running the pipeline once, each rank taking the best ready action."""
 
 from __future__ import annotations
 
+from collections import deque
 from heapq import heappop, heappush
 
 from hanayo_megatron.schedule.action import Action, Kind
+from hanayo_megatron.schedule.block import Block
 from hanayo_megatron.schedule.costs import Costs
 from hanayo_megatron.schedule.placement import Placement
 
 
-def greedy_orders(
-    placement: Placement,
-    *,
-    num_microbatches: int,
-    costs: Costs,
-    max_in_flight: int,
-) -> tuple[tuple[Action, ...], ...]:
-    """Backward first (lowest microbatch, deepest stage), else forward of the deepest stage.
+def greedy_block(
+    placement: Placement, *, microbatches: int, costs: Costs, split_backward: bool = False
+) -> Block:
+    """Backward first (lowest microbatch, then deepest stage), else forward of the deepest stage.
 
-    At most ``max_in_flight`` microbatches are between their first forward and their last backward,
-    which bounds the activations of a rank by ``max_in_flight`` times its share.
+    A split backward computes weight gradients where a rank has nothing else; they shape the times
+    but are not in the block. Replicas take microbatches in turn.
     """
     ticks = costs.ticks(placement)
-    forward_time, backward_time = ticks.durations[Kind.F], ticks.durations[Kind.B]
-    rank_of, last = placement.rank_of, placement.num_stages - 1
+    durations, links = ticks.durations, ticks.links
+    rank_of, depth = placement.rank_of, placement.model_stages
+    backward = Kind.I if split_backward else Kind.B
 
-    orders: list[list[Action]] = [[] for _ in range(placement.num_ranks)]
-    ready_backward: list[list[tuple[int, int]]] = [[] for _ in orders]  # (microbatch, -stage)
-    ready_forward: list[list[tuple[int, int]]] = [[] for _ in orders]  # (-stage, microbatch)
-    busy = [False] * placement.num_ranks
-    events: list[tuple[int, int, int, Kind, int]] = []  # (time, phase, stage, kind, microbatch)
-    done, arrive = 0, 1
-    admitted = min(max_in_flight, num_microbatches)
-    for microbatch in range(admitted):
-        heappush(ready_forward[rank_of[0]], (0, microbatch))
-    idle = {rank_of[0]}
+    starts: list[list[tuple[int, Action]]] = [[] for _ in range(placement.num_ranks)]
+    ready_backward: list[list[tuple[int, int, int]]] = [[] for _ in starts]
+    ready_forward: list[list[tuple[int, int, int]]] = [[] for _ in starts]
+    unweighted: list[deque[int]] = [deque() for _ in starts]  # stages
 
-    now = 0
+    def make_ready(kind: Kind, stage: int, microbatch: int) -> None:
+        depth_left = depth - stage % depth
+        if kind is Kind.F:
+            heappush(ready_forward[rank_of[stage]], (depth_left, microbatch, stage))
+        else:
+            heappush(ready_backward[rank_of[stage]], (microbatch, depth_left, stage))
+
+    for replica, share in enumerate(placement.split_microbatches(microbatches)):
+        for microbatch in share:
+            make_ready(Kind.F, replica * depth, microbatch)
+
+    running: list[Action | None] = [None] * len(starts)
+    events: list[tuple[int, int, int, Action]] = []  # (time, what, rank, finished or now ready)
+    finish, arrive = 0, 1
+    now, touched = 0, set(range(len(starts)))
     while True:
-        for rank in idle:
-            if busy[rank]:
+        for rank in touched:
+            if running[rank] is not None:
                 continue
             if ready_backward[rank]:
-                microbatch, negative = heappop(ready_backward[rank])
-                stage, kind, time = -negative, Kind.B, backward_time[-negative]
+                microbatch, _, stage = heappop(ready_backward[rank])
+                action = Action(stage, backward, microbatch)
             elif ready_forward[rank]:
-                negative, microbatch = heappop(ready_forward[rank])
-                stage, kind, time = -negative, Kind.F, forward_time[-negative]
+                _, microbatch, stage = heappop(ready_forward[rank])
+                action = Action(stage, Kind.F, microbatch)
+            elif unweighted[rank]:
+                action = Action(unweighted[rank].popleft(), Kind.W, -1)
             else:
                 continue
-            busy[rank] = True
-            orders[rank].append(Action(stage, kind, microbatch))
-            heappush(events, (now + time, done, stage, kind, microbatch))
+            running[rank] = action
+            if action.kind is not Kind.W:
+                starts[rank].append((now, action))
+            heappush(events, (now + durations[action.kind][action.stage], finish, rank, action))
         if not events:
-            return tuple(map(tuple, orders))
+            return Block(placement, microbatches, tuple(map(tuple, starts)))
 
-        idle = set()
-        now = events[0][0]
-        while events and events[0][0] <= now:
-            _, phase, stage, kind, microbatch = heappop(events)
-            rank = rank_of[stage]
-            idle.add(rank)
-            if phase == arrive:
-                if kind is Kind.F:
-                    heappush(ready_forward[rank], (-stage, microbatch))
-                else:
-                    heappush(ready_backward[rank], (microbatch, -stage))
+        now, touched = events[0][0], set()
+        while events and events[0][0] == now:
+            _, what, rank, (stage, kind, microbatch) = heappop(events)
+            touched.add(rank)
+            if what == arrive:
+                make_ready(kind, stage, microbatch)
                 continue
-            busy[rank] = False
+            running[rank] = None
             if kind is Kind.F:
-                target, kind = (stage, Kind.B) if stage == last else (stage + 1, Kind.F)
-            elif stage == 0:
-                if admitted == num_microbatches:
-                    continue
-                target, kind, microbatch = 0, Kind.F, admitted
-                admitted += 1
+                target = (stage, backward) if placement.is_last(stage) else (stage + 1, Kind.F)
+            elif kind is Kind.W:
+                continue
             else:
-                target = stage - 1
-            transfer = ticks.links[rank, rank_of[target]]
-            heappush(events, (now + transfer, arrive, target, kind, microbatch))
+                if split_backward:
+                    unweighted[rank].append(stage)
+                if placement.is_first(stage):
+                    continue
+                target = (stage - 1, backward)
+            peer = rank_of[target[0]]
+            arrival = now + links[rank, peer]
+            heappush(events, (arrival, arrive, peer, Action(*target, microbatch)))

@@ -12,14 +12,17 @@ def one_f_one_b(spec: ScheduleSpec) -> Schedule:
 
     Bubble ratio (P-1)/(M+P-1), as GPipe. Activations: min(M, P-r)·M_a on rank r.
     """
-    orders = tuple(_order(rank, spec.pp, spec.microbatches) for rank in range(spec.pp))
+    orders = tuple(
+        alternate(rank, spec.pp - 1 - rank, spec.microbatches) for rank in range(spec.pp)
+    )
     return Schedule("1f1b", linear(spec.pp), spec.microbatches, orders)
 
 
-def _order(rank: int, num_ranks: int, num_microbatches: int) -> tuple[Action, ...]:
-    warmup = min(num_ranks - 1 - rank, num_microbatches)
-    order = [Action(rank, Kind.F, m) for m in range(warmup)]
+def alternate(stage: int, warmup: int, num_microbatches: int) -> tuple[Action, ...]:
+    """Order of one stage: ``warmup`` forwards, forward and backward in turn, the last backwards."""
+    warmup = min(warmup, num_microbatches)
+    order = [Action(stage, Kind.F, m) for m in range(warmup)]
     for m in range(warmup, num_microbatches):
-        order += (Action(rank, Kind.F, m), Action(rank, Kind.B, m - warmup))
-    order += (Action(rank, Kind.B, m) for m in range(num_microbatches - warmup, num_microbatches))
+        order += (Action(stage, Kind.F, m), Action(stage, Kind.B, m - warmup))
+    order += (Action(stage, Kind.B, m) for m in range(num_microbatches - warmup, num_microbatches))
     return tuple(order)
