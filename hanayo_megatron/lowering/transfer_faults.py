@@ -11,7 +11,7 @@ from hanayo_megatron.schedule.action import Kind
 def find_transfer_faults(lowered: LoweredSchedule) -> list[str]:
     """Every fault in words, one each.
 
-    Found are: a rank that sends to itself; a transfer at a wrong rank or peer; one that only one
+    Found are: a rank that sends to itself; an empty group; a transfer at a wrong rank or peer; one that only one
     side posts, or that a side posts twice; one sent before it is computed, freed before it is
     sent or never freed; an input that is not received before its compute, or never read.
     """
@@ -49,9 +49,10 @@ class _Rank:
         for transfer in sorted(self._unfreed):
             self.faults.append(f"rank {rank} never frees the {transfer}")
         for is_activation, stage, microbatch in sorted(self._inputs):
-            what = "forward" if is_activation else "backward"
-            self._fault(
-                f"the {what} of stage {stage}, microbatch {microbatch} never reads its input"
+            what = "activation" if is_activation else "gradient"
+            self.faults.append(
+                f"rank {rank} never reads the {what} of microbatch {microbatch} that it receives "
+                f"for stage {stage}"
             )
 
     def _exchange(self, exchange: Exchange) -> None:
@@ -59,6 +60,8 @@ class _Rank:
         if peer == self._rank:
             self._fault("exchanges with itself")
             return
+        if not sends and not receives:
+            self._fault("exchanges nothing")
         for transfer in sends:
             self._check_ends(transfer, self._rank, peer)
             if transfer in self.sent:
@@ -78,8 +81,11 @@ class _Rank:
     def _check_ends(self, transfer: Transfer, source: int, target: int) -> None:
         kind, _, source_stage, target_stage, *ends = transfer
         step = 1 if kind is Kind.F else -1
+        known = range(len(self._rank_of))
         stages_fit = (
             target_stage == source_stage + step
+            and source_stage in known
+            and target_stage in known
             and [self._rank_of[source_stage], self._rank_of[target_stage]] == ends
         )
         if ends != [source, target] or not stages_fit:

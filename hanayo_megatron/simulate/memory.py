@@ -17,8 +17,8 @@ from hanayo_megatron.schedule.action import Action, Kind
 def peak_live_activations(order: Sequence[Action]) -> int:
     """Most (stage, microbatch) pairs of one rank whose activations are held at once.
 
-    Held from the start of F to the end of B, or of W where the backward is split; only for the
-    time of F itself in an order without backwards (evaluation).
+    Held from the start of F to the end of B, or of W where the backward is split. An order without
+    backwards (evaluation) holds none.
     """
     live = peak = 0
     for _, kind, _ in order:
@@ -28,8 +28,8 @@ def peak_live_activations(order: Sequence[Action]) -> int:
                 peak = live
         elif kind is not Kind.I:
             live -= 1
-    # Only an order without backwards ends with all of its activations live.
-    return min(1, peak) if live == len(order) else peak
+    is_forward_only = live == len(order)
+    return 0 if is_forward_only else peak
 
 
 def peak_receive_buffers(lowered: LoweredSchedule) -> tuple[int, ...]:
