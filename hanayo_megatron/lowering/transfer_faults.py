@@ -11,8 +11,8 @@ from hanayo_megatron.schedule.action import Kind
 def find_transfer_faults(lowered: LoweredSchedule) -> list[str]:
     """Every fault in words, one each.
 
-    Found are: a rank that sends to itself; an empty group; a transfer at a wrong rank or peer; one that only one
-    side posts, or that a side posts twice; one sent before it is computed, freed before it is
+    Found are: a rank that sends to itself; an empty group; a transfer at a wrong rank or peer, or
+    that only one side posts, or a side twice; one sent before it is computed, freed before it is
     sent or never freed; an input that is not received before its compute, or never read.
     """
     ranks = [_Rank(lowered, rank) for rank in range(len(lowered.programs))]
