@@ -1,6 +1,5 @@
 """Layers land on the stages, ranks and chunks that a placement names."""
 
-
 import pytest
 from megatron.core import parallel_state
 from megatron.core.transformer.enums import LayerType

@@ -4,7 +4,7 @@ import random
 from itertools import product
 
 import pytest
-from random_schedules import random_schedule
+from lowering.random_schedules import random_schedule
 
 from hanayo_megatron.lowering.deadlock import check_deadlock_free
 from hanayo_megatron.lowering.lower import lower

@@ -1,11 +1,13 @@
 """Exact timing, against drawings by hand, closed forms and a longest-path model."""
 
+import random
 from fractions import Fraction
 from graphlib import TopologicalSorter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lowering.random_schedules import random_schedule
 
 from hanayo_megatron.lowering.deadlock import DeadlockError
 from hanayo_megatron.lowering.lower import LoweredSchedule, lower
@@ -14,6 +16,7 @@ from hanayo_megatron.lowering.rendezvous import Communicator
 from hanayo_megatron.schedule import Action, Costs, Kind, Schedule, ScheduleSpec
 from hanayo_megatron.schedule.placement import linear
 from hanayo_megatron.schedule.registry import build_schedule
+from hanayo_megatron.simulate.bounds import makespan_bound
 from hanayo_megatron.simulate.simulate import simulate
 
 TRANSFER_HALF = Costs(forward=1, backward=2, transfer=0.5)
@@ -196,6 +199,25 @@ def test_equals_the_longest_path(
     assert Fraction(result.makespan).limit_denominator(10**6) == longest_path(
         lowered, costs, communicator
     )
+
+
+@pytest.mark.parametrize("communicator", Communicator)
+def test_equals_the_longest_path_for_random_schedules(communicator):
+    """Split backwards, replicas, stages anywhere; links of all speeds."""
+    rng = random.Random(11)
+    for _ in range(100):
+        schedule = random_schedule(rng)
+        ranks = range(schedule.placement.num_ranks)
+        costs = Costs(
+            forward=rng.choice((1, 2)),
+            weight=rng.choice((0.5, 1)),
+            link_times={(a, b): rng.choice((0, 0.25, 1, 4)) for a in ranks for b in ranks},
+        )
+        lowered = lower(schedule, costs)
+        result = simulate(lowered, costs, communicator=communicator)
+        ticks = Fraction(result.makespan).limit_denominator(10**6)
+        assert abs(ticks - longest_path(lowered, costs, communicator)) < Fraction(1, 1000)
+        assert result.makespan >= makespan_bound(schedule, costs).makespan - 1e-9
 
 
 def longest_path(lowered, costs, communicator):

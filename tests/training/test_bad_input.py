@@ -33,9 +33,7 @@ def test_replicas_with_other_microbatch_counts_stop_with_both_numbers(launcher):
         *("--pipeline-model-parallel-size", "2", "--pipeline-schedule", "hanayo"),
         microbatches=8,
     )
-    run = launcher.run(
-        arguments, ranks=4, module="training.unequal_replicas", timeout=60, grace=20
-    )
+    run = launcher.run(arguments, ranks=4, module="training.unequal_replicas", timeout=60, grace=20)
     assert not run.timed_out
     assert run.exit_codes == (1,) * 4, run.report()
     for text in run.stderr:
