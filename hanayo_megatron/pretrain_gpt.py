@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from hanayo_megatron.run import prepare
+from hanayo_megatron.run import errors_on_one_line, prepare
 
 
 def main(argv: list[str]) -> None:
@@ -36,4 +36,5 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    with errors_on_one_line():
+        main(sys.argv[1:])

@@ -11,12 +11,12 @@ import os
 import runpy
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from hanayo_megatron import cpu
-
-_SCHEDULE_FLAG = "--pipeline-schedule"
+from hanayo_megatron import cpu, flags
+from hanayo_megatron.errors import HanayoError
 
 
 def prepare(argv: Sequence[str]) -> list[str]:
@@ -32,11 +32,21 @@ def prepare(argv: Sequence[str]) -> list[str]:
         warnings.filterwarnings("ignore", category=UserWarning)
         warnings.filterwarnings("ignore", category=FutureWarning)
     arguments = cpu.install(argv)
-    if _names_schedule(arguments):
+    if flags.concern_plugin(arguments):
         from hanayo_megatron import megatron
 
         megatron.install(arguments)
     return arguments
+
+
+@contextmanager
+def errors_on_one_line() -> Iterator[None]:
+    """End with one line and exit code 1 on an error that is the user's to solve."""
+    try:
+        yield
+    except HanayoError as error:
+        rank = os.environ.get("RANK", "0")
+        raise SystemExit(f"hanayo_megatron: error on rank {rank}: {error}") from None
 
 
 def main(argv: Sequence[str]) -> None:
@@ -57,13 +67,9 @@ def main(argv: Sequence[str]) -> None:
         )
     # As `python SCRIPT` would: the script finds its neighbours, here before Megatron is imported.
     sys.path[0] = str(script.resolve().parent)
-    sys.argv = [str(script), *prepare(argv[1:])]
-    runpy.run_path(str(script), run_name="__main__")
-
-
-def _names_schedule(arguments: Sequence[str]) -> bool:
-    flags = {argument.split("=", 1)[0] for argument in arguments}
-    return not flags.isdisjoint({_SCHEDULE_FLAG, "--help", "-h"})
+    with errors_on_one_line():
+        sys.argv = [str(script), *prepare(argv[1:])]
+        runpy.run_path(str(script), run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -67,6 +67,10 @@ class Placement:
         """Which piece of the model the stage id is, 0..S-1."""
         return stage % self.model_stages
 
+    def split_microbatches(self, num_microbatches: int) -> tuple[tuple[int, ...], ...]:
+        """Microbatches of each replica when they take turns: replica d reads d, d+D, d+2D, ..."""
+        return tuple(tuple(range(d, num_microbatches, self.replicas)) for d in range(self.replicas))
+
     def is_first(self, stage: int) -> bool:
         """Whether the stage reads the data."""
         return stage % self.model_stages == 0

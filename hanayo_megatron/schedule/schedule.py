@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from hanayo_megatron.errors import HanayoError
 from hanayo_megatron.schedule.action import Action, Kind
 from hanayo_megatron.schedule.costs import Costs
 from hanayo_megatron.schedule.placement import Placement
@@ -78,5 +79,5 @@ class Schedule:
         )
 
 
-class ScheduleError(ValueError):
+class ScheduleError(HanayoError, ValueError):
     """A schedule that cannot be built, or that is wrong."""

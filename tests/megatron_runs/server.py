@@ -80,8 +80,18 @@ def _fork(rank: int, port: int, request: dict[str, Any]) -> int:
     os.environ.update(rank_environment(rank, request["ranks"], port))
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
+    if "--save" in request["arguments"]:
+        _fork_the_saver()
     become_rank(request["module"], request["arguments"])
     raise SystemExit
+
+
+def _fork_the_saver() -> None:
+    """Megatron starts a helper process at its first save, a new Python with torch; fork it here."""
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    os.setpgid(0, 0)
+    filesystem_async.get_write_results_queue("fork")
 
 
 def _redirect_output(rank: int, folder: Path) -> None:

@@ -1,0 +1,18 @@
+"""The plug-in's flags, known without importing Megatron."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+SCHEDULE = "--pipeline-schedule"
+MODULE = "--pipeline-schedule-module"
+WAVES = "--num-waves"
+CHUNKS = "--num-chunks"
+
+_OURS = {SCHEDULE, MODULE, WAVES, CHUNKS}
+_HELP = {"--help", "-h"}
+
+
+def concern_plugin(argv: Sequence[str]) -> bool:
+    """Whether a command line has a flag of the plug-in, or asks for help."""
+    return not (_OURS | _HELP).isdisjoint(word.split("=", 1)[0] for word in argv)

@@ -1,0 +1,178 @@
+"""The drop-in for Megatron's pipelined forward_backward functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from megatron.core.pipeline_parallel import schedules
+from megatron.core.utils import get_model_config
+
+from hanayo_megatron.megatron.agreement import agree_on_microbatches
+from hanayo_megatron.megatron.gradient_sync import GradientSync, ParameterSync
+from hanayo_megatron.megatron.hooks import Hook
+from hanayo_megatron.megatron.losses import move_to_rank
+from hanayo_megatron.megatron.pipeline import Pipeline
+from hanayo_megatron.megatron.stage_worker import MegatronWorker, StepRequest
+from hanayo_megatron.runtime.executor import Executor
+from hanayo_megatron.runtime.torch_transport import transport_for
+from hanayo_megatron.schedule.action import Kind
+
+
+def schedule_hooks(pipeline: Pipeline) -> list[Hook]:
+    """Hooks that make get_forward_backward_func return ours for a pipeline."""
+    parameters = (
+        "forward_step_func",
+        "data_iterator",
+        "model",
+        "num_microbatches",
+        "seq_length",
+        "micro_batch_size",
+        "forward_only",
+        "collect_non_loss_data",
+        "first_val_step",
+        "adjust_tensor_shapes_fn",
+        "p2p_communicator",
+        "pg_collection",
+        "force_all_reduce",
+    )
+    module = "megatron.core.pipeline_parallel.schedules"
+    return [
+        Hook(f"{module}:{name}", parameters, lambda original: forward_backward(pipeline))
+        for name in (
+            "forward_backward_pipelining_with_interleaving",
+            "forward_backward_pipelining_without_interleaving",
+        )
+    ]
+
+
+def forward_backward(pipeline: Pipeline) -> Callable[..., list]:
+    """A function with the contract of Megatron's forward_backward functions."""
+
+    def forward_backward_func(
+        *,
+        forward_step_func: Callable,
+        data_iterator: Any,
+        model: Any,
+        num_microbatches: int,
+        seq_length: int,
+        micro_batch_size: int,
+        decoder_seq_length: int | None = None,
+        forward_only: bool = False,
+        collect_non_loss_data: bool = False,
+        first_val_step: bool | None = None,
+        adjust_tensor_shapes_fn: Callable | None = None,
+        p2p_communicator: Any = None,
+        pg_collection: Any = None,
+        force_all_reduce: bool = False,
+    ) -> list:
+        """One step over all microbatches; the collected losses on the rank that logs, else []."""
+        chunks = model if isinstance(model, list) else [model]
+        iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator]
+        config = get_model_config(chunks[0])
+        if pg_collection is None:
+            pg_collection = schedules._build_default_pg_collection()
+        _check(pipeline, config, chunks, iterators, adjust_tensor_shapes_fn)
+        agree_on_microbatches(num_microbatches)
+        request = StepRequest(
+            forward_step_func=forward_step_func,
+            data_iterators=iterators,
+            model=chunks,
+            config=config,
+            num_microbatches=num_microbatches,
+            tensor_shape=_tensor_shape(config, pg_collection, seq_length, micro_batch_size),
+            cp_size=pg_collection.cp.size(),
+            forward_only=forward_only,
+            collect_non_loss_data=collect_non_loss_data,
+            first_val_step=first_val_step,
+        )
+        timers = config.timers
+        if timers is not None:
+            timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
+        losses = _step(pipeline, request, pg_collection, force_all_reduce=force_all_reduce)
+        if timers is not None:
+            timers("forward-backward").stop()
+        return losses
+
+    return forward_backward_func
+
+
+def _step(
+    pipeline: Pipeline, request: StepRequest, pg_collection: Any, *, force_all_reduce: bool
+) -> list:
+    placement, config, pp_group = pipeline.placement, request.config, pg_collection.pp
+    rank = pp_group.rank()
+    finalize = None if request.forward_only else config.finalize_model_grads_func
+    holds_loss = placement.rank_of[-1] == rank
+    if finalize is not None:
+        embedding = schedules.clear_embedding_activation_buffer(config, request.model, holds_loss)
+
+    lowered = pipeline.lowered(request.num_microbatches, request.forward_only)
+    with GradientSync(config, request.model) as gradient_sync:
+        worker = MegatronWorker(
+            pipeline,
+            request,
+            gradient_sync=gradient_sync,
+            parameter_sync=ParameterSync(
+                config, request.model, _first_uses(pipeline, request, rank)
+            ),
+        )
+        transport = transport_for(pp_group, num_stages=placement.num_stages)
+        Executor(lowered, rank=rank, worker=worker, transport=transport).run()
+
+    if finalize is not None:
+        schedules.finish_embedding_wgrad_compute(config, embedding, holds_loss, pg_collection.tp)
+        num_tokens = None
+        if config.calculate_per_token_loss:
+            # Megatron's finalize reads the count on the last rank; here every rank has it.
+            num_tokens = worker.num_tokens
+            dist.broadcast(num_tokens, group=pp_group, group_src=placement.rank_of[-1])
+        finalize(
+            request.model,
+            num_tokens,
+            pg_collection=pg_collection,
+            force_all_reduce=force_all_reduce,
+        )
+    return move_to_rank(
+        worker.collected,
+        source=placement.rank_of[-1],
+        target=placement.num_ranks - 1,
+        group=pp_group,
+    )
+
+
+def _first_uses(pipeline: Pipeline, request: StepRequest, rank: int) -> list[int]:
+    """Chunks in the order in which the rank first runs them; none when nothing was updated."""
+    if request.forward_only:
+        return []
+    order = pipeline.lowered(request.num_microbatches, False).schedule.orders[rank]
+    stages = dict.fromkeys(action.stage for action in order if action.kind is Kind.F)
+    return [pipeline.placement.chunk_of[stage] for stage in stages]
+
+
+def _tensor_shape(
+    config: Any, pg_collection: Any, seq_length: int, micro_batch_size: int
+) -> tuple[int, int, int]:
+    length = seq_length // pg_collection.cp.size()
+    if config.sequence_parallel:
+        length //= pg_collection.tp.size()
+    return length, micro_batch_size, config.hidden_size
+
+
+def _check(
+    pipeline: Pipeline, config: Any, chunks: list, iterators: list, adjust: Callable | None
+) -> None:
+    if not len(chunks) == len(iterators) == pipeline.num_chunks:
+        raise ValueError(
+            f"schedule {pipeline.name!r} needs {pipeline.num_chunks} model chunks and data "
+            f"iterators on every rank, got {len(chunks)} and {len(iterators)}"
+        )
+    if adjust is not None:
+        raise ValueError(
+            f"adjust_tensor_shapes_fn is not supported with --pipeline-schedule {pipeline.name}"
+        )
+    if config.variable_seq_lengths:
+        raise ValueError(
+            f"variable_seq_lengths is not supported with --pipeline-schedule {pipeline.name}"
+        )

@@ -1,0 +1,1 @@
+"""Executes action lists with torch. Knows nothing of Megatron."""

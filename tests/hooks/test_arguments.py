@@ -1,0 +1,113 @@
+"""Flags are checked against Megatron's own, and each error names values and what is legal."""
+
+import argparse
+
+import pytest
+
+from hanayo_megatron.megatron.arguments import add_arguments, resolve_pipeline
+from hanayo_megatron.schedule.schedule import ScheduleError
+
+
+def parsed(*flags, **megatron):
+    """Our flags parsed, beside the few of Megatron's that matter, as they are before validation."""
+    args = add_arguments(argparse.ArgumentParser()).parse_args(flags)
+    defaults = {
+        "pipeline_model_parallel_size": 4,
+        "tensor_model_parallel_size": 1,
+        "context_parallel_size": 1,
+        "world_size": 4,
+        "rank": 0,
+        "micro_batch_size": 1,
+        "global_batch_size": 8,
+        "num_layers": 16,
+        "pipeline_model_parallel_layout": None,
+        "cuda_graph_impl": "none",
+        "load": None,
+        "finetune": False,
+        "exit_on_missing_checkpoint": False,
+    }
+    vars(args).update({**defaults, **megatron})
+    return args
+
+
+def test_no_flag_no_pipeline():
+    assert resolve_pipeline(parsed()) is None
+
+
+def test_waves_are_laid_out_in_stage_order():
+    args = parsed("--pipeline-schedule", "hanayo", "--num-waves", "2")
+    pipeline = resolve_pipeline(args)
+    assert pipeline.placement.rank_of == (0, 1, 2, 3, 3, 2, 1, 0) * 2
+    assert pipeline.num_chunks == 4
+    assert args.pipeline_model_parallel_layout == "Et|t|t|t|t|t|t|t|t|t|t|t|t|t|t|tL"
+    assert pipeline.spec.microbatches == 8
+
+
+def test_linear_schedules_need_no_layout():
+    args = parsed("--pipeline-schedule", "dapple")
+    assert resolve_pipeline(args).num_chunks == 1
+    assert args.pipeline_model_parallel_layout is None
+
+
+def test_the_users_own_split_is_kept():
+    split = "Et|tttt|tt|t|t|tt|tttt|tL"
+    args = parsed("--pipeline-schedule", "hanayo", pipeline_model_parallel_layout=split)
+    resolve_pipeline(args)
+    assert args.pipeline_model_parallel_layout == split
+
+
+HANAYO = ("--pipeline-schedule", "hanayo")
+REFUSED = [
+    (("--num-waves", "2"), {}, ["--num-waves 2 needs --pipeline-schedule"]),
+    (
+        ("--pipeline-schedule", "hanyo"),
+        {},
+        ["unknown pipeline schedule 'hanyo'", "did you mean 'hanayo'", "gpipe"],
+    ),
+    (HANAYO, {"pipeline_model_parallel_size": 1}, ["at least 2, got 1"]),
+    ((*HANAYO, "--num-waves", "0"), {}, ["waves", "at least 1, got 0"]),
+    (
+        (*HANAYO, "--num-waves", "3"),
+        {},
+        ["--num-layers 16", "24 stages", "legal --num-layers: 24", "--num-waves 1 or 2"],
+    ),
+    (
+        (*HANAYO, "--num-waves", "1"),
+        {"num_layers": 20},
+        ["--num-layers 20", "8 stages", "4 ranks", "16 or 24"],
+    ),
+    (HANAYO, {"num_layers": None}, ["needs --num-layers"]),
+    (
+        HANAYO,
+        {"num_layers_per_virtual_pipeline_stage": 2},
+        ["--num-layers-per-virtual-pipeline-stage 2 conflicts"],
+    ),
+    (
+        HANAYO,
+        {"account_for_loss_in_pipeline_split": True},
+        ["--account-for-loss-in-pipeline-split", "conflicts"],
+    ),
+    (HANAYO, {"pipeline_model_parallel_layout": "Et|t|t|tL"}, ["has 4 stages", "needs 8"]),
+    (
+        ("--pipeline-schedule", "1f1b", "--num-waves", "2"),
+        {},
+        ["--num-waves 2 means nothing to schedule '1f1b'"],
+    ),
+    ((*HANAYO, "--num-chunks", "2"), {}, ["--num-chunks 2 means nothing"]),
+    (HANAYO, {"cuda_graph_impl": "local"}, ["--cuda-graph-impl local"]),
+    (HANAYO, {"overlap_moe_expert_parallel_comm": True}, ["--overlap-moe-expert-parallel-comm"]),
+    (HANAYO, {"load": "/gone", "finetune": True}, ["--load /gone", "no checkpoint", "--finetune"]),
+    (
+        (*HANAYO, "--pipeline-schedule-module", "no_such_module"),
+        {},
+        ["'no_such_module' cannot be imported", "PYTHONPATH"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("flags", "megatron", "words"), REFUSED)
+def test_refusals_name_the_values(flags, megatron, words):
+    with pytest.raises(ScheduleError) as refusal:
+        resolve_pipeline(parsed(*flags, **megatron))
+    for word in words:
+        assert word in str(refusal.value)

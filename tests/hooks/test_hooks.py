@@ -1,0 +1,138 @@
+"""Hooks reach every name of a function, complain about what they do not know, and come off."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from megatron.core import parallel_state
+from megatron.core.models.common.language_module import language_module
+from megatron.core.pipeline_parallel import schedules, utils
+
+from hanayo_megatron.megatron import install
+from hanayo_megatron.megatron.hooks import Hook, HookError, apply
+from hanayo_megatron.megatron.install import hook_megatron
+from hanayo_megatron.megatron.pipeline import Pipeline
+from hanayo_megatron.schedule.schedule import ScheduleSpec
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    """Two modules; the second imported a function of the first by name."""
+    origin, user = ModuleType("origin_of_f"), ModuleType("user_of_f")
+
+    def f(a, b=1):
+        return a + b
+
+    origin.f = user.renamed = f
+    monkeypatch.setitem(sys.modules, "origin_of_f", origin)
+    monkeypatch.setitem(sys.modules, "user_of_f", user)
+    return origin, user
+
+
+def doubled(original):
+    def f(*args, **kwargs):
+        return 2 * original(*args, **kwargs)
+
+    return f
+
+
+def test_a_hook_reaches_names_imported_elsewhere_and_comes_off(modules):
+    origin, user = modules
+    original = origin.f
+    (replacement,) = apply([Hook("origin_of_f:f", ("a", "b"), doubled)])
+    assert (origin.f(1), user.renamed(1, b=2)) == (4, 6)
+    replacement.undo()
+    assert origin.f is original
+    assert user.renamed is original
+
+
+@pytest.mark.parametrize(
+    ("target", "parameters", "complaint"),
+    [
+        ("origin_of_f:g", (), "origin_of_f:g"),
+        ("no_such_module:f", (), "no_such_module:f"),
+        ("origin_of_f:f", ("a", "gone"), "no parameter gone; it has a, b"),
+    ],
+)
+def test_a_changed_target_stops_with_its_name_and_nothing_is_hooked(
+    modules, target, parameters, complaint
+):
+    original = modules[0].f
+    with pytest.raises(HookError, match=complaint):
+        apply([Hook("origin_of_f:f", ("a",), doubled), Hook(target, parameters, doubled)])
+    assert modules[0].f is original
+
+
+def test_without_a_flag_of_ours_nothing_is_touched():
+    from megatron.training import arguments
+
+    before = dict(vars(arguments))
+    assert install(["--num-layers", "4", "--pipeline-model-parallel-size", "2"]) == []
+    assert {name: vars(arguments)[name] for name in before} == before
+
+
+@pytest.fixture
+def hooked():
+    pipeline = Pipeline("hanayo", ScheduleSpec(pp=2, microbatches=4, waves=1))
+    replacements = hook_megatron(pipeline)
+    yield pipeline
+    for replacement in reversed(replacements):
+        replacement.undo()
+
+
+def test_hooks_leave_megatron_as_it_was(request):
+    names = {
+        (module, name): getattr(module, name)
+        for module, name in [
+            (utils, "is_pp_last_stage"),
+            (language_module, "is_pp_last_stage"),
+            (schedules, "forward_backward_pipelining_with_interleaving"),
+            (parallel_state, "is_pipeline_last_stage"),
+            (parallel_state, "initialize_model_parallel"),
+        ]
+    }
+    replacements = hook_megatron(Pipeline("hanayo", ScheduleSpec(pp=2, microbatches=4)))
+    assert all(getattr(module, name) is not f for (module, name), f in names.items())
+    for replacement in reversed(replacements):
+        replacement.undo()
+    assert all(getattr(module, name) is f for (module, name), f in names.items())
+
+
+def test_first_and_last_are_asked_of_the_stage_at_work(hooked, monkeypatch):
+    """P=2, W=1: rank 0 holds stages 0 and 3, rank 1 holds stages 1 and 2."""
+    first_rank = SimpleNamespace(rank=lambda: 0, size=lambda: 2)
+    last_rank = SimpleNamespace(rank=lambda: 1, size=lambda: 2)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+
+    # With no stage at work Megatron's question is about the rank, as ever.
+    assert utils.is_pp_last_stage(last_rank)
+    assert not language_module.is_pp_last_stage(first_rank)
+    with hooked.at_work(3):
+        assert language_module.is_pp_last_stage(first_rank)
+        assert not language_module.is_pp_first_stage(first_rank)
+        assert parallel_state.is_pipeline_last_stage()
+        with hooked.at_work(0):
+            assert language_module.is_pp_first_stage(first_rank)
+            assert not parallel_state.is_pipeline_last_stage()
+        assert parallel_state.is_pipeline_last_stage()
+    with hooked.at_work(2):
+        assert not language_module.is_pp_last_stage(last_rank)
+        assert not language_module.is_pp_first_stage(last_rank)
+    assert utils.is_pp_last_stage(last_rank)
+
+
+def test_chunks_know_their_stage_without_one_at_work(hooked, monkeypatch):
+    answers = {}
+    for rank in (0, 1):
+        monkeypatch.setattr(parallel_state, "get_pipeline_model_parallel_rank", lambda r=rank: r)
+        for chunk in (0, 1):
+            answers[rank, chunk] = (
+                parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=chunk),
+                parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=chunk),
+            )
+    assert answers == {
+        (0, 0): (True, False),
+        (0, 1): (False, True),
+        (1, 0): (False, False),
+        (1, 1): (False, False),
+    }
