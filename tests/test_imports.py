@@ -11,6 +11,8 @@ MODULES = [
     "hanayo_megatron.schedule",
     "hanayo_megatron.schedule.library",
     "hanayo_megatron.lowering.lower",
+    "hanayo_megatron.simulate.simulate",
+    "hanayo_megatron.cli",
     "hanayo_megatron.flags",
 ]
 

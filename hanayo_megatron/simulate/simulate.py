@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from hanayo_megatron.lowering.deadlock import check_deadlock_free
 from hanayo_megatron.lowering.inputs import reads_transfer
-from hanayo_megatron.lowering.lower import LoweredSchedule, _collector_paused
+from hanayo_megatron.lowering.lower import LoweredSchedule
 from hanayo_megatron.lowering.operation import Compute, Exchange, Free
 from hanayo_megatron.lowering.rendezvous import Communicator, Rendezvous
 from hanayo_megatron.schedule.action import Kind
+from hanayo_megatron.schedule.collector import collector_paused
 from hanayo_megatron.schedule.costs import Costs, Ticks
 from hanayo_megatron.schedule.schedule import Schedule
 from hanayo_megatron.simulate.memory import peak_live_activations, peak_receive_buffers
@@ -78,7 +79,7 @@ def simulate(
     Raises DeadlockError if a rank would wait for ever.
     """
     ticks = (costs or Costs()).ticks(lowered.schedule.placement)
-    with _collector_paused():
+    with collector_paused():
         starts, ends, finished, exchanges = _run(lowered, ticks, communicator)
     return _summary(
         lowered, ticks, starts=starts, ends=ends, makespan=max(finished), exchanges=exchanges
