@@ -18,6 +18,7 @@ from hanayo_megatron.megatron.microbatch_data import MicrobatchReader
 from hanayo_megatron.megatron.pipeline import Pipeline
 from hanayo_megatron.megatron.stage_worker import MegatronWorker, StepRequest
 from hanayo_megatron.runtime.executor import Executor
+from hanayo_megatron.runtime.messenger import KnownShapes
 from hanayo_megatron.runtime.torch_transport import transport_for
 from hanayo_megatron.schedule.action import Kind
 from hanayo_megatron.schedule.schedule import Schedule
@@ -131,7 +132,8 @@ def _step(
             ),
         )
         transport = transport_for(pp_group, num_stages=placement.num_stages)
-        Executor(lowered, rank=rank, worker=worker, transport=transport).run()
+        messenger = KnownShapes(transport, worker.empty)
+        Executor(lowered, rank=rank, worker=worker, messenger=messenger).run()
 
     if finalize is not None:
         schedules.finish_embedding_wgrad_compute(config, embedding, holds_loss, pg_collection.tp)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch.distributed as dist
 
 from hanayo_megatron.lowering.operation import Transfer
-from hanayo_megatron.runtime.transport import Handle, Parcel, Transport
+from hanayo_megatron.runtime.transport import MAX_PARTS, Handle, Parcel, Transport
 from hanayo_megatron.schedule.action import Kind
 
 
@@ -32,18 +32,19 @@ class GlooTransport:
         self, peer: int, *, sends: Sequence[Parcel], receives: Sequence[Parcel]
     ) -> list[Handle]:
         posted = [
-            dist.isend(tensor, group=self._group, group_dst=peer, tag=self._tag(transfer))
-            for transfer, tensor in sends
+            dist.isend(tensor, group=self._group, group_dst=peer, tag=self._tag(transfer, part))
+            for transfer, tensor, part in sends
         ]
         posted += [
-            dist.irecv(tensor, group=self._group, group_src=peer, tag=self._tag(transfer))
-            for transfer, tensor in receives
+            dist.irecv(tensor, group=self._group, group_src=peer, tag=self._tag(transfer, part))
+            for transfer, tensor, part in receives
         ]
         return posted
 
-    def _tag(self, transfer: Transfer) -> int:
+    def _tag(self, transfer: Transfer, part: int) -> int:
         direction = transfer.kind is Kind.F
-        return (transfer.microbatch * self._num_stages + transfer.target_stage) * 2 + direction
+        message = (transfer.microbatch * self._num_stages + transfer.target_stage) * 2 + direction
+        return message * MAX_PARTS + part
 
 
 class NcclTransport:
@@ -62,11 +63,11 @@ class NcclTransport:
     ) -> list[Handle]:
         operations = [
             dist.P2POp(dist.isend, tensor, group=self._group, group_peer=peer)
-            for _, tensor in sends
+            for _, tensor, _ in sends
         ]
         operations += [
             dist.P2POp(dist.irecv, tensor, group=self._group, group_peer=peer)
-            for _, tensor in receives
+            for _, tensor, _ in receives
         ]
         works = dist.batch_isend_irecv(operations)
         if len(works) == 1:  # NCCL coalesces a batch into one work

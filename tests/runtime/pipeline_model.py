@@ -7,6 +7,7 @@ import torch
 from hanayo_megatron.lowering.lower import lower
 from hanayo_megatron.lowering.operation import Transfer
 from hanayo_megatron.runtime.executor import ExecutionStats, Executor
+from hanayo_megatron.runtime.messenger import KnownShapes
 from hanayo_megatron.runtime.strict_transport import StrictNetwork
 from hanayo_megatron.schedule.schedule import Schedule
 
@@ -93,7 +94,8 @@ def run_pipeline(
     workers = [ModuleWorker(stages, schedule) for _ in lowered.programs]
 
     def work(rank, transport):
-        executor = Executor(lowered, rank=rank, worker=workers[rank], transport=transport)
+        messenger = KnownShapes(transport, workers[rank].empty)
+        executor = Executor(lowered, rank=rank, worker=workers[rank], messenger=messenger)
         executor.run()
         return executor.stats
 
