@@ -18,13 +18,9 @@ from typing import Literal
 
 import torch
 
-from hanayo_megatron.runtime.transport import Parcel
+from hanayo_megatron.runtime.transport import Parcel, TransportError
 
 Communicators = Literal["pair", "group"]
-
-
-class TransportError(RuntimeError):
-    """Transfers that NCCL would hang or corrupt memory on."""
 
 
 @dataclass(eq=False)

@@ -13,6 +13,10 @@ MAX_PARTS = 16
 """Tensors that belong to one transfer at most; a part's number fits into a gloo tag with it."""
 
 
+class TransportError(RuntimeError):
+    """Transfers that would hang or corrupt memory, or that did."""
+
+
 class Parcel(NamedTuple):
     """One tensor of a transfer: what it reads from or writes to.
 
