@@ -137,7 +137,7 @@ def _step(
             ),
         )
         transport = transport_for(pp_group, num_stages=placement.num_stages, pairs=job.pairs)
-        messenger = job.messenger(transport, worker)
+        messenger = job.messenger(transport, worker, announce_shapes=config.variable_seq_lengths)
         with job.executing(lowered, pp_group) as observers:
             Executor(
                 lowered, rank=rank, worker=worker, messenger=messenger, observers=observers
@@ -207,8 +207,4 @@ def _check(
     if adjust is not None:
         raise ValueError(
             f"adjust_tensor_shapes_fn is not supported with --pipeline-schedule {pipeline.name}"
-        )
-    if config.variable_seq_lengths:
-        raise ValueError(
-            f"variable_seq_lengths is not supported with --pipeline-schedule {pipeline.name}"
         )

@@ -23,7 +23,7 @@ from hanayo_megatron.megatron.pipeline import Pipeline
 from hanayo_megatron.runtime.agreement import agree
 from hanayo_megatron.runtime.checked_transport import CheckedTransport
 from hanayo_megatron.runtime.communicators import connect_group, connect_pairs
-from hanayo_megatron.runtime.messenger import KnownShapes, Messenger
+from hanayo_megatron.runtime.messenger import AnnouncedShapes, KnownShapes, Messenger
 from hanayo_megatron.runtime.notice_board import NoticeBoard
 from hanayo_megatron.runtime.observer import Observer
 from hanayo_megatron.runtime.progress import Progress
@@ -91,11 +91,17 @@ class Job:
         else:
             connect_group(group)
 
-    def messenger(self, transport: Transport, worker: StageWorker) -> Messenger:
+    def messenger(
+        self, transport: Transport, worker: StageWorker, *, announce_shapes: bool
+    ) -> Messenger:
         """Sends what stages hand on by a transport, checked in debug mode."""
         if self.options.debug:
             transport = CheckedTransport(transport, step=self.progress.steps)
-        return KnownShapes(transport, worker.empty)
+        if not announce_shapes:
+            return KnownShapes(transport, worker.empty)
+        return AnnouncedShapes(
+            transport, device=torch.cuda.current_device(), in_one_queue=self.pairs is None
+        )
 
     def watching(self, step: Callable[..., list]) -> Callable[..., list]:
         """The same function; while it runs the watchdog looks for progress."""

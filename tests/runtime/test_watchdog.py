@@ -2,7 +2,6 @@
 
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -14,6 +13,21 @@ from hanayo_megatron.runtime.watchdog import Patience, Watchdog
 from hanayo_megatron.schedule import Action, Kind
 
 PATIENCE = Patience(hang=1.5, silence=1.5, silence_in_alarm=0.5, end=0.5, interval=0.05)
+
+
+class MuteBoard:
+    """A board that nothing gets onto, as if the process were gone."""
+
+    alarm, end = False, None
+
+    def put(self, rank, notice):
+        pass
+
+    def read(self, rank):
+        return None
+
+    def end_job(self, reason):
+        pass
 
 
 class Rank:
@@ -85,9 +99,7 @@ def test_a_silent_rank_is_named(ranks, capsys):
         rank.progress.begin_step()
         rank.progress.end_step()
     time.sleep(0.2)
-    ranks[1].watchdog._board = SimpleNamespace(
-        put=lambda *_: None, alarm=False, end=None, read=lambda _: None
-    )
+    ranks[1].watchdog._board = MuteBoard()
     assert ranks[0].left.wait(10)
     assert ranks[2].left.wait(10)
     assert "rank 1 is gone: no sign of life" in capsys.readouterr().err
