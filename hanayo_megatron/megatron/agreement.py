@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 import torch.distributed as dist
 
+from hanayo_megatron.megatron.host_network import all_hosts
 from hanayo_megatron.runtime.agreement import DisagreementError
 
 
@@ -15,7 +14,7 @@ def agree_on_microbatches(num_microbatches: int) -> None:
 
     One reduction of two numbers over the network of the hosts; nothing waits for a GPU.
     """
-    group = host_group()
+    group = all_hosts()
     extremes = torch.tensor([num_microbatches, -num_microbatches])
     dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=group)
     most, least = extremes[0].item(), -extremes[1].item()
@@ -31,11 +30,3 @@ def agree_on_microbatches(num_microbatches: int) -> None:
         f"ranks disagree on the number of microbatches of this step: {told}. All data-parallel "
         "replicas must run the same number; pad with microbatches whose loss mask is zero"
     )
-
-
-@cache
-def host_group() -> dist.ProcessGroup:
-    """All ranks, over the network of the hosts: nothing waits for the GPU."""
-    if dist.get_backend() == dist.Backend.GLOO:
-        return dist.group.WORLD
-    return dist.new_group(backend="gloo")

@@ -161,6 +161,7 @@ def _step(
         source=placement.rank_of[-1],
         target=placement.num_ranks - 1,
         group=pp_group,
+        outlines=job.outlines,
     )
 
 

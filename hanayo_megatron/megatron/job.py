@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -19,7 +19,9 @@ from hanayo_megatron.errors import HanayoError
 from hanayo_megatron.lowering.lower import LoweredSchedule
 from hanayo_megatron.megatron.hooks import Hook
 from hanayo_megatron.megatron.job_options import JobOptions
+from hanayo_megatron.megatron.losses import Outlines, move_to_rank
 from hanayo_megatron.megatron.pipeline import Pipeline
+from hanayo_megatron.megatron.timelines import StepTimelines
 from hanayo_megatron.runtime.agreement import agree
 from hanayo_megatron.runtime.checked_transport import CheckedTransport
 from hanayo_megatron.runtime.communicators import connect_group, connect_pairs
@@ -51,7 +53,13 @@ class Job:
         self._plan = plan
         self.pairs: Mapping[int, dist.ProcessGroup] | None = None
         """By peer, the group that carries transfers with it; None: the pipeline's own does."""
-        self.progress = Progress(on_gpu=torch.cuda.is_available() and not cpu.is_active())
+        self.outlines = Outlines()
+        on_gpu = torch.cuda.is_available() and not cpu.is_active()
+        self.progress = Progress(on_gpu=on_gpu)
+        self._timelines: StepTimelines | None = None
+        if self.options.timeline is not None:
+            steps = self.options.timeline_steps
+            self._timelines = StepTimelines(self.options.timeline, steps, on_gpu=on_gpu)
 
     def agree(self) -> None:
         """Raise DisagreementError on every rank if any two ranks are to do different things."""
@@ -82,7 +90,7 @@ class Job:
         sys.excepthook = _telling(watchdog, sys.excepthook)
 
     def connect(self, pipeline: Pipeline) -> None:
-        """Make and warm up what NCCL needs for the pipeline's transfers."""
+        """Make and warm up what NCCL needs for transfers between stages, and for the losses."""
         group = parallel_state.get_pipeline_model_parallel_group()
         if dist.get_backend(group) != dist.Backend.NCCL:
             return
@@ -90,6 +98,14 @@ class Job:
             self.pairs = connect_pairs(group, pipeline.placement)
         else:
             connect_group(group)
+        placement = pipeline.placement
+        move_to_rank(
+            [torch.zeros(1, device=torch.cuda.current_device())],
+            source=placement.rank_of[-1],
+            target=placement.num_ranks - 1,
+            group=group,
+            outlines=self.outlines,
+        )
 
     def messenger(
         self, transport: Transport, worker: StageWorker, *, announce_shapes: bool
@@ -119,9 +135,13 @@ class Job:
         self, lowered: LoweredSchedule, group: dist.ProcessGroup
     ) -> Iterator[list[Observer]]:
         """While a rank's action list runs; gives the observers of its executor."""
-        self.progress.begin_list(len(lowered.programs[group.rank()]))
-        yield [self.progress]
-        self.progress.note("behind the last operation of the list")
+        with ExitStack() as stack:
+            observers: list[Observer] = [self.progress]
+            if self._timelines is not None:
+                observers += stack.enter_context(self._timelines.measuring(lowered, group))
+            self.progress.begin_list(len(lowered.programs[group.rank()]))
+            yield observers
+            self.progress.note("behind the last operation of the list")
 
 
 def start_hook(pipeline: Pipeline, job: Job) -> Hook:
