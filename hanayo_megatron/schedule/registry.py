@@ -104,7 +104,7 @@ def canonical_name(name: str) -> str:
     resolved = _aliases.get(name, name)
     if resolved not in _builders:
         near = difflib.get_close_matches(name, [*_builders, *_aliases], n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else "."
         raise ScheduleError(
             f"unknown pipeline schedule {name!r}{hint} Known: {', '.join(schedule_names())}"
         )
