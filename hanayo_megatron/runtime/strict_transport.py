@@ -80,6 +80,7 @@ class StrictNetwork:
                 self._raise_error()
                 self._waiting[group.rank] = group
                 self._detect_deadlock()
+                self._raise_error()
                 self._lock.wait()
             self._waiting.pop(group.rank, None)
             if not group.waited_for:
