@@ -97,7 +97,11 @@ def resolve_pipeline(args: argparse.Namespace) -> Pipeline | None:
     if args.pipeline_schedule_module is not None:
         load_schedule_module(args.pipeline_schedule_module)
     if args.pipeline_schedule is None:
-        for flag, value in ((flags.WAVES, args.num_waves), (flags.CHUNKS, args.num_chunks)):
+        for flag, value in (
+            (flags.WAVES, args.num_waves),
+            (flags.CHUNKS, args.num_chunks),
+            (flags.TIMELINE, args.pipeline_timeline),
+        ):
             if value is not None:
                 raise ScheduleError(f"{flag} {value} needs --pipeline-schedule")
         return None

@@ -90,9 +90,10 @@ def job_options(args: argparse.Namespace) -> JobOptions:
 
 
 def _steps(text: str) -> range:
-    first, _, last = text.partition("-")
-    if first.isdecimal() and (last or first).isdecimal():
-        steps = range(int(first), int(last or first) + 1)
+    first, dash, last = text.partition("-")
+    last = last if dash else first
+    if first.isdecimal() and last.isdecimal():
+        steps = range(int(first), int(last) + 1)
         if steps and steps.start >= 1:
             return steps
     raise ScheduleError(

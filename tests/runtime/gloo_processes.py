@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import pickle
 import random
 import tempfile
 import time
@@ -52,7 +53,7 @@ def run_ranks(work: Callable, num_ranks: int, *args: Any, timeout: float) -> lis
                 if not reader.poll(max(0.0, deadline - time.monotonic())):
                     raise TimeoutError(f"rank {rank} had no result after {timeout} s")
                 try:
-                    results.append(reader.recv())
+                    results.append(pickle.loads(reader.recv_bytes()))
                 except EOFError:
                     raise RuntimeError(f"rank {rank} failed") from None
             return results
@@ -67,7 +68,7 @@ def _main(pipe, store: Path, rank: int, num_ranks: int, work: Callable, args: tu
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_ranks)
-    pipe.send(work(rank, *args))
+    pipe.send_bytes(pickle.dumps(work(rank, *args)))  # send() shares the memory of tensors
     dist.barrier()
     pipe.close()
 

@@ -1,0 +1,43 @@
+"""Ranks that move losses step after step; the messages that each step took are counted."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from hanayo_megatron.megatron.losses import Outlines, move_to_rank
+
+
+def losses_of(step: int) -> list:
+    """What a last stage may have collected; the structure changes in step 2."""
+    entry = {
+        "lm loss": torch.tensor([1.5 * step, 32.0]),
+        "count": (torch.tensor(step), "text", 7),
+    }
+    return [entry, {"lm loss": torch.tensor([[0.25 * step]], dtype=torch.bfloat16)}][
+        : 1 + step // 2
+    ]
+
+
+def move_losses(rank: int, source: int, target: int) -> list:
+    """(what the rank got, messages it sent or received) of five steps."""
+    torch.cuda.current_device = lambda: "cpu"
+    messages = []
+    for name in ("send", "recv"):
+        original = getattr(dist, name)
+
+        def counted(tensor, *args, original=original, **kwargs):
+            messages.append(tensor.numel())
+            return original(tensor, *args, **kwargs)
+
+        setattr(dist, name, counted)
+    outlines = Outlines()
+    steps = []
+    for step in (1, 1, 2, 1, 2):
+        messages.clear()
+        values = losses_of(step) if rank == source else []
+        got = move_to_rank(
+            values, source=source, target=target, group=dist.group.WORLD, outlines=outlines
+        )
+        steps.append((got, list(messages)))
+    return steps
