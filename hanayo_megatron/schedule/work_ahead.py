@@ -78,21 +78,20 @@ def work_ahead(
     unweighted: list[deque[Action]] = [deque() for _ in ranks]  # input gradient done
     done = [bytearray(len(actions)) for actions in draft]
     first_open = [0] * len(ranks)  # every place before it is done
-    live = [0] * len(ranks)  # without those that only wait for their weight gradient
+    live = [0] * len(ranks)  # without activations that only wait for their weight gradient
+    held = [0] * len(ranks)  # with them
     running: list[Action | None] = [None] * len(ranks)
     orders: list[list[Action]] = [[] for _ in ranks]
     make = tuple.__new__
     finish, arrive_forward, arrive_backward = 0, 1, 2
     events: list[tuple[int, int, int, int]] = []  # (time, what, rank, place)
 
-    def has_room(rank: int, place: int) -> bool:
-        if live[rank] + len(unweighted[rank]) >= max_live:
-            return False
-        start = first_open[rank]
-        if place != start and ahead is not Ahead.EVERYTHING:
+    def may_overtake(rank: int, place: int) -> bool:
+        """Whether a forward may run now and keep its activation up to its place in the draft."""
+        if ahead is not Ahead.EVERYTHING:
             return False
         most = planned = live[rank]
-        for index in range(start, place):
+        for index in range(first_open[rank], place):
             if not done[rank][index]:
                 planned += 1 if draft[rank][index].kind is Kind.F else -1
                 if planned > most:
@@ -105,30 +104,41 @@ def work_ahead(
             if running[rank] is not None:
                 continue
             forwards, backwards = ready_forward[rank], ready_backward[rank]
-            if forwards and (
-                (not backwards or forwards[0] < backwards[0]) and has_room(rank, forwards[0])
+            next_place = first_open[rank]
+            if (
+                forwards
+                and held[rank] < max_live
+                and (not backwards or forwards[0] < backwards[0])
+                and (forwards[0] == next_place or may_overtake(rank, forwards[0]))
             ):
                 place = heappop(forwards)
                 live[rank] += 1
-            elif backwards and (ahead is not Ahead.NOTHING or backwards[0] == first_open[rank]):
+                held[rank] += 1
+            elif backwards and (ahead is not Ahead.NOTHING or backwards[0] == next_place):
                 place = heappop(backwards)
                 live[rank] -= 1
+                held[rank] -= 1
             elif unweighted[rank]:
                 place = -1
+                held[rank] -= 1
             else:
                 continue
             if place < 0:
                 stage, _, microbatch = unweighted[rank].popleft()
-                action = make(Action, (stage, Kind.W, microbatch))
+                kind = Kind.W
+                action = make(Action, (stage, kind, microbatch))
             else:
                 action = draft[rank][place]
+                stage, kind, _ = action
                 done[rank][place] = 1
-                if place == first_open[rank]:
+                if place == next_place:
                     following = done[rank].find(0, place)
                     first_open[rank] = following if following >= 0 else len(done[rank])
+                if kind is Kind.I:
+                    held[rank] += 1  # until its weight gradient
             running[rank] = action
             orders[rank].append(action)
-            heappush(events, (now + durations[action.kind][action.stage], finish, rank, 0))
+            heappush(events, (now + durations[kind][stage], finish, rank, 0))
         if not events:
             break
 
