@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch.distributed as dist
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.utils import get_model_config
 
+from hanayo_megatron.lowering.lower import LoweredSchedule
 from hanayo_megatron.megatron.agreement import agree_on_microbatches
 from hanayo_megatron.megatron.gradient_sync import GradientSync, ParameterSync
 from hanayo_megatron.megatron.hooks import Hook
 from hanayo_megatron.megatron.losses import move_to_rank
+from hanayo_megatron.megatron.microbatch_data import MicrobatchReader
 from hanayo_megatron.megatron.pipeline import Pipeline
 from hanayo_megatron.megatron.stage_worker import MegatronWorker, StepRequest
 from hanayo_megatron.runtime.executor import Executor
 from hanayo_megatron.runtime.torch_transport import transport_for
 from hanayo_megatron.schedule.action import Kind
+from hanayo_megatron.schedule.schedule import Schedule
 
 
 def schedule_hooks(pipeline: Pipeline) -> list[Hook]:
@@ -75,9 +78,11 @@ def forward_backward(pipeline: Pipeline) -> Callable[..., list]:
             pg_collection = schedules._build_default_pg_collection()
         _check(pipeline, config, chunks, iterators, adjust_tensor_shapes_fn)
         agree_on_microbatches(num_microbatches)
+        lowered = pipeline.lowered(num_microbatches, forward_only)
+        readers = _readers(pipeline, lowered.schedule, iterators, pg_collection.pp.rank())
         request = StepRequest(
             forward_step_func=forward_step_func,
-            data_iterators=iterators,
+            data_iterators=readers,
             model=chunks,
             config=config,
             num_microbatches=num_microbatches,
@@ -90,7 +95,10 @@ def forward_backward(pipeline: Pipeline) -> Callable[..., list]:
         timers = config.timers
         if timers is not None:
             timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
-        losses = _step(pipeline, request, pg_collection, force_all_reduce=force_all_reduce)
+        losses = _step(pipeline, lowered, request, pg_collection, force_all_reduce=force_all_reduce)
+        for reader in readers:
+            if isinstance(reader, MicrobatchReader):
+                reader.finish()
         if timers is not None:
             timers("forward-backward").stop()
         return losses
@@ -99,7 +107,12 @@ def forward_backward(pipeline: Pipeline) -> Callable[..., list]:
 
 
 def _step(
-    pipeline: Pipeline, request: StepRequest, pg_collection: Any, *, force_all_reduce: bool
+    pipeline: Pipeline,
+    lowered: LoweredSchedule,
+    request: StepRequest,
+    pg_collection: Any,
+    *,
+    force_all_reduce: bool,
 ) -> list:
     placement, config, pp_group = pipeline.placement, request.config, pg_collection.pp
     rank = pp_group.rank()
@@ -108,14 +121,13 @@ def _step(
     if finalize is not None:
         embedding = schedules.clear_embedding_activation_buffer(config, request.model, holds_loss)
 
-    lowered = pipeline.lowered(request.num_microbatches, request.forward_only)
     with GradientSync(config, request.model) as gradient_sync:
         worker = MegatronWorker(
             pipeline,
             request,
             gradient_sync=gradient_sync,
             parameter_sync=ParameterSync(
-                config, request.model, _first_uses(pipeline, request, rank)
+                config, request.model, _first_uses(pipeline, lowered.schedule, rank)
             ),
         )
         transport = transport_for(pp_group, num_stages=placement.num_stages)
@@ -142,13 +154,27 @@ def _step(
     )
 
 
-def _first_uses(pipeline: Pipeline, request: StepRequest, rank: int) -> list[int]:
+def _first_uses(pipeline: Pipeline, schedule: Schedule, rank: int) -> list[int]:
     """Chunks in the order in which the rank first runs them; none when nothing was updated."""
-    if request.forward_only:
+    if schedule.is_forward_only:
         return []
-    order = pipeline.lowered(request.num_microbatches, False).schedule.orders[rank]
-    stages = dict.fromkeys(action.stage for action in order if action.kind is Kind.F)
+    stages = dict.fromkeys(a.stage for a in schedule.orders[rank] if a.kind is Kind.F)
     return [pipeline.placement.chunk_of[stage] for stage in stages]
+
+
+def _readers(
+    pipeline: Pipeline, schedule: Schedule, iterators: list, rank: int
+) -> list[Iterator | None]:
+    """The chunks' data iterators, made to follow the schedule where it is out of order."""
+    readers = list(iterators)
+    total = schedule.num_microbatches
+    for chunk, stage in enumerate(pipeline.placement.stages_of[rank]):
+        wanted = [
+            a.microbatch for a in schedule.orders[rank] if a.stage == stage and a.kind is Kind.F
+        ]
+        if iterators[chunk] is not None and wanted != list(range(total)):
+            readers[chunk] = MicrobatchReader(iterators[chunk], wanted=wanted, total=total)
+    return readers
 
 
 def _tensor_shape(

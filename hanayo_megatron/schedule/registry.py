@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import logging
 from collections.abc import Callable
 from functools import cache
@@ -119,6 +120,11 @@ def schedule_names() -> list[str]:
 
 def schedule_aliases(name: str) -> list[str]:
     return sorted(alias for alias, target in _aliases.items() if target == name)
+
+
+def schedule_help(name: str) -> str:
+    """What the schedule's docstring says. Raises ScheduleError for an unknown name."""
+    return inspect.getdoc(_builders[canonical_name(name)]) or ""
 
 
 def load_schedule_module(module: str) -> None:
