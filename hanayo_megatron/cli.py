@@ -12,8 +12,15 @@ from dataclasses import replace
 from itertools import product
 from typing import Any, NoReturn
 
+from hanayo_megatron.lowering.deadlock import check_deadlock_free
+from hanayo_megatron.lowering.lower import lower
+from hanayo_megatron.lowering.rendezvous import Communicator
 from hanayo_megatron.schedule.costs import Costs
+from hanayo_megatron.schedule.csv_file import load_schedule, write_schedule
+from hanayo_megatron.schedule.memory import check_memory_limit, peak_activations
 from hanayo_megatron.schedule.registry import (
+    build_schedule,
+    canonical_name,
     load_schedule_module,
     schedule_aliases,
     schedule_help,
@@ -31,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. Errors are one line on stderr and exit code 2."""
     try:
         args = _parser().parse_args(arguments)
-        if args.pipeline_schedule_module:
+        if getattr(args, "pipeline_schedule_module", None):
             load_schedule_module(args.pipeline_schedule_module)
         code = args.run(args)
         sys.stdout.flush()
@@ -45,33 +52,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _simulate(args: argparse.Namespace) -> int:
-    report = report_by_name(args.schedule, _spec(args))
+    report = _report(args, args.schedule)
     if args.json:
         print(json.dumps(report.as_dict()))
     else:
-        print(describe(report, memory_limit=args.memory_limit))
+        print(describe(report))
     return 0
 
 
 def _compare(args: argparse.Namespace) -> int:
-    names = args.schedule or schedule_names()
+    names = map(canonical_name, args.schedule or schedule_names())
     reports: dict[Any, Report] = {}
     for name in dict.fromkeys([*names, _BASELINE]):
         for waves, chunks in product(args.waves, args.chunks):
             try:
-                report = report_by_name(name, _spec(args, waves=waves, chunks=chunks))
+                report = _report(args, name, waves=waves, chunks=chunks)
             except ScheduleError as error:
-                if name in (args.schedule or ()):
-                    raise
-                print(f"left out: {name}: {_one_line(error)}", file=sys.stderr)
+                print(f"left out: {_one_line(error)}", file=sys.stderr)
                 break
             # Schedules that know no waves or chunks come out the same for all of them.
-            schedule = report.schedule
-            reports[schedule.name, schedule.placement] = report
+            reports[name, report.schedule.placement] = report
+    if not reports:
+        raise ValueError("no schedule is left to compare")
     if args.json:
         print(json.dumps([r.as_dict() for r in sorted(reports.values(), key=by_makespan)]))
     else:
-        print(compare(list(reports.values()), memory_limit=args.memory_limit))
+        print(compare(list(reports.values())))
     return 0
 
 
@@ -80,12 +86,11 @@ def _plot(args: argparse.Namespace) -> int:
     from hanayo_megatron.timeline.event import load_timeline, simulated_timeline
     from hanayo_megatron.timeline.picture import draw
 
-    spec = _spec(args) if args.schedule else None
     # Costs in seconds, as measured ones are, put plan and measurement on one scale.
     unit = "s" if args.measured and args.costs else ""
     timelines = [
         simulated_timeline(report.simulation, title=title(report), unit=unit)
-        for report in (report_by_name(name, spec) for name in args.schedule)
+        for report in (_report(args, name) for name in args.schedule)
     ]
     timelines += map(load_timeline, args.measured)
     if not timelines:
@@ -96,15 +101,39 @@ def _plot(args: argparse.Namespace) -> int:
     return 0
 
 
+def _verify(args: argparse.Namespace) -> int:
+    with open(args.file, "rb"):  # a file that cannot be read is another error than a wrong one
+        pass
+    try:
+        schedule = load_schedule(args.file)
+        check_memory_limit(schedule, args.memory_limit)
+        lowered = lower(schedule)
+        for communicator in Communicator:
+            check_deadlock_free(lowered, communicator=communicator)
+    except ScheduleError as error:
+        print(json.dumps({"file": args.file, "faults": str(error)}) if args.json else error)
+        return 1
+    placement, most = schedule.placement, max(peak_activations(schedule))
+    if args.json:
+        print(json.dumps({"file": args.file, "faults": None}))
+    else:
+        print(
+            f"{args.file} is right: {placement.num_ranks} ranks, {schedule.num_microbatches} "
+            f"microbatches, {placement.model_stages} stages, {placement.replicas} replicas; "
+            f"at most {most:g} M_a of activations; its transfers cannot deadlock"
+        )
+    return 0
+
+
 def _export(args: argparse.Namespace) -> int:
-    report = report_by_name(args.schedule, _spec(args))
-    if args.output.endswith(".json"):
+    if args.output.endswith(".csv"):
+        write_schedule(build_schedule(args.schedule, _spec(args, args.schedule)), args.output)
+    elif args.output.endswith(".json"):
         from hanayo_megatron.timeline.chrome_trace import save_chrome_trace
         from hanayo_megatron.timeline.event import simulated_timeline
 
+        report = _report(args, args.schedule)
         save_chrome_trace([simulated_timeline(report.simulation, title=title(report))], args.output)
-    elif args.output.endswith(".csv"):
-        raise NotImplementedError
     else:
         raise ValueError(
             f"cannot export to {args.output}: the name must end in .csv (torch.distributed."
@@ -131,17 +160,28 @@ def _list(args: argparse.Namespace) -> int:
     return 0
 
 
+def _report(
+    args: argparse.Namespace, name: str, *, waves: int | None = None, chunks: int | None = None
+) -> Report:
+    return report_by_name(name, _spec(args, name, waves=waves, chunks=chunks))
+
+
 def _spec(
-    args: argparse.Namespace, *, waves: int | None = None, chunks: int | None = None
+    args: argparse.Namespace, name: str, *, waves: int | None = None, chunks: int | None = None
 ) -> ScheduleSpec:
-    for name in ("pp", "microbatches"):
-        if getattr(args, name) is None:
-            raise ValueError(f"--{name} is missing")
+    pp, microbatches = args.pp, args.microbatches
+    if name.endswith(".csv") and (pp is None or microbatches is None):
+        schedule = load_schedule(name)
+        pp = pp or schedule.placement.num_ranks
+        microbatches = microbatches or schedule.num_microbatches
+    for option, value in (("--pp", pp), ("--microbatches", microbatches)):
+        if value is None:
+            raise ValueError(f"{option} is missing")
     return ScheduleSpec(
-        pp=args.pp,
-        microbatches=args.microbatches,
-        waves=waves or args.waves,
-        chunks=chunks or args.chunks,
+        pp=pp,
+        microbatches=microbatches,
+        waves=args.waves if waves is None else waves,
+        chunks=args.chunks if chunks is None else chunks,
         costs=_costs(args),
         memory_limit=args.memory_limit,
     )
@@ -208,7 +248,7 @@ def _parser() -> argparse.ArgumentParser:
         "--schedule",
         nargs="+",
         metavar="NAME",
-        help=f"names, see list; all if not given; {_BASELINE} is always among them",
+        help=f"names, see list, or CSV files; all if not given; {_BASELINE} is always added",
     )
     _add_common(command, several=True)
 
@@ -226,6 +266,11 @@ def _parser() -> argparse.ArgumentParser:
         help="names ending in .svg or .png; both formats if not given",
     )
 
+    command = _command(commands, "verify", _verify, "whether a schedule in a CSV file is right")
+    command.add_argument("file", metavar="FILE", help="as torch.distributed.pipelining writes it")
+    _add_memory_limit(command)
+    _add_json(command)
+
     command = _command(commands, "export", _export, "a schedule as a file for other tools")
     command.add_argument("--schedule", required=True, metavar="NAME", help=_SCHEDULE_HELP)
     _add_common(command)
@@ -242,7 +287,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-_SCHEDULE_HELP = "name of a schedule, see list"
+_SCHEDULE_HELP = "name of a schedule, see list, or a CSV file"
 
 
 def _command(
@@ -270,10 +315,16 @@ def _add_common(command: argparse.ArgumentParser, *, several: bool = False) -> N
     )
     for name, meaning in times:
         add(f"--{name}-time", type=_amount, metavar="TIME", help=meaning)
-    add("--memory-limit", type=_amount, metavar="M_A", help="most activations of a rank, in M_a")
+    _add_memory_limit(command)
     add("--costs", metavar="FILE.json", help="fields of Costs; the options above win")
     _add_module(command)
     _add_json(command)
+
+
+def _add_memory_limit(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--memory-limit", type=_amount, metavar="M_A", help="most activations of a rank, in M_a"
+    )
 
 
 def _add_module(command: argparse.ArgumentParser) -> None:
