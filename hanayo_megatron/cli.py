@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import product
 from typing import Any, NoReturn
 
+from hanayo_megatron.cli_options import (
+    add_common,
+    add_json,
+    add_memory_limit,
+    add_module,
+    spec_from,
+)
 from hanayo_megatron.lowering.deadlock import check_deadlock_free
 from hanayo_megatron.lowering.lower import lower
 from hanayo_megatron.lowering.rendezvous import Communicator
-from hanayo_megatron.schedule.costs import Costs
 from hanayo_megatron.schedule.csv_file import load_schedule, write_schedule
 from hanayo_megatron.schedule.memory import check_memory_limit, peak_activations
 from hanayo_megatron.schedule.registry import (
@@ -26,8 +30,7 @@ from hanayo_megatron.schedule.registry import (
     schedule_help,
     schedule_names,
 )
-from hanayo_megatron.schedule.schedule import ScheduleError, ScheduleSpec
-from hanayo_megatron.simulate.costs_file import load_costs
+from hanayo_megatron.schedule.schedule import ScheduleError
 from hanayo_megatron.simulate.report import Report, report_by_name
 from hanayo_megatron.simulate.tables import by_makespan, compare, describe, table, title
 
@@ -127,7 +130,7 @@ def _verify(args: argparse.Namespace) -> int:
 
 def _export(args: argparse.Namespace) -> int:
     if args.output.endswith(".csv"):
-        write_schedule(build_schedule(args.schedule, _spec(args, args.schedule)), args.output)
+        write_schedule(build_schedule(args.schedule, spec_from(args, args.schedule)), args.output)
     elif args.output.endswith(".json"):
         from hanayo_megatron.timeline.chrome_trace import save_chrome_trace
         from hanayo_megatron.timeline.event import simulated_timeline
@@ -163,59 +166,7 @@ def _list(args: argparse.Namespace) -> int:
 def _report(
     args: argparse.Namespace, name: str, *, waves: int | None = None, chunks: int | None = None
 ) -> Report:
-    return report_by_name(name, _spec(args, name, waves=waves, chunks=chunks))
-
-
-def _spec(
-    args: argparse.Namespace, name: str, *, waves: int | None = None, chunks: int | None = None
-) -> ScheduleSpec:
-    pp, microbatches = args.pp, args.microbatches
-    if name.endswith(".csv") and (pp is None or microbatches is None):
-        schedule = load_schedule(name)
-        pp = pp or schedule.placement.num_ranks
-        microbatches = microbatches or schedule.num_microbatches
-    for option, value in (("--pp", pp), ("--microbatches", microbatches)):
-        if value is None:
-            raise ValueError(f"{option} is missing")
-    return ScheduleSpec(
-        pp=pp,
-        microbatches=microbatches,
-        waves=args.waves if waves is None else waves,
-        chunks=args.chunks if chunks is None else chunks,
-        costs=_costs(args),
-        memory_limit=args.memory_limit,
-    )
-
-
-def _costs(args: argparse.Namespace) -> Costs:
-    """The costs file, with the options on top."""
-    costs = load_costs(args.costs) if args.costs else Costs()
-    given = {
-        "forward": args.forward_time,
-        "backward": args.backward_time,
-        "input": args.input_time,
-        "weight": args.weight_time,
-        "transfer": args.p2p_time,
-    }
-    if args.backward_time is not None and not args.costs:
-        given |= _parts_of_backward(args.backward_time, args.input_time, args.weight_time)
-    return replace(costs, **{name: time for name, time in given.items() if time is not None})
-
-
-def _parts_of_backward(
-    backward: float, input: float | None, weight: float | None
-) -> dict[str, float]:
-    """T_I and T_W that add up to T_B, where they are not given: halves, or the rest."""
-    if input is None:
-        input = backward / 2 if weight is None else backward - weight
-    if weight is None:
-        weight = backward - input
-    if min(input, weight) < 0:
-        raise ValueError(
-            f"--backward-time {backward:g} is less than its part given by --input-time or "
-            "--weight-time"
-        )
-    return {"input": input, "weight": weight}
+    return report_by_name(name, spec_from(args, name, waves=waves, chunks=chunks))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -239,7 +190,7 @@ def _parser() -> argparse.ArgumentParser:
 
     command = _command(commands, "simulate", _simulate, "time and memory of one schedule")
     command.add_argument("--schedule", required=True, metavar="NAME", help=_SCHEDULE_HELP)
-    _add_common(command)
+    add_common(command)
 
     command = _command(
         commands, "compare", _compare, "a table of several schedules, the shortest first"
@@ -250,11 +201,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help=f"names, see list, or CSV files; all if not given; {_BASELINE} is always added",
     )
-    _add_common(command, several=True)
+    add_common(command, several=True)
 
     command = _command(commands, "plot", _plot, "pictures of schedules and of measured steps")
     command.add_argument("--schedule", nargs="+", default=[], metavar="NAME", help=_SCHEDULE_HELP)
-    _add_common(command)
+    add_common(command)
     command.add_argument(
         "--measured", nargs="+", default=[], metavar="FILE", help="timelines of real steps"
     )
@@ -268,12 +219,12 @@ def _parser() -> argparse.ArgumentParser:
 
     command = _command(commands, "verify", _verify, "whether a schedule in a CSV file is right")
     command.add_argument("file", metavar="FILE", help="as torch.distributed.pipelining writes it")
-    _add_memory_limit(command)
-    _add_json(command)
+    add_memory_limit(command)
+    add_json(command)
 
     command = _command(commands, "export", _export, "a schedule as a file for other tools")
     command.add_argument("--schedule", required=True, metavar="NAME", help=_SCHEDULE_HELP)
-    _add_common(command)
+    add_common(command)
     command.add_argument(
         "--output",
         required=True,
@@ -282,8 +233,8 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     command = _command(commands, "list", _list, "all schedules")
-    _add_module(command)
-    _add_json(command)
+    add_module(command)
+    add_json(command)
     return parser
 
 
@@ -296,52 +247,6 @@ def _command(
     command = commands.add_parser(name, help=summary, description=f"{summary.capitalize()}.")
     command.set_defaults(run=run)
     return command
-
-
-def _add_common(command: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """Options of every command that builds schedules; ``several`` waves and chunks to compare."""
-    many: dict[str, Any] = {"nargs": "+", "type": int} if several else {"type": int}
-    add = command.add_argument
-    add("--pp", type=int, metavar="P", help="ranks of the pipeline")
-    add("--microbatches", type=int, metavar="M", help="microbatches of a step")
-    add("--waves", **many, default=[1] if several else 1, metavar="W", help="for wave schedules")
-    add("--chunks", **many, default=[2] if several else 2, metavar="V", help="for looped schedules")
-    times = (
-        ("forward", "T_F, of a rank's share of the model and one microbatch (1)"),
-        ("backward", "T_B, likewise (the sum of the next two)"),
-        ("input", "T_I, the backward for the input only (half of T_B, or 1)"),
-        ("weight", "T_W, the backward for the weights only (half of T_B, or 1)"),
-        ("p2p", "T_C, one transfer (0)"),
-    )
-    for name, meaning in times:
-        add(f"--{name}-time", type=_amount, metavar="TIME", help=meaning)
-    _add_memory_limit(command)
-    add("--costs", metavar="FILE.json", help="fields of Costs; the options above win")
-    _add_module(command)
-    _add_json(command)
-
-
-def _add_memory_limit(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--memory-limit", type=_amount, metavar="M_A", help="most activations of a rank, in M_a"
-    )
-
-
-def _add_module(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--pipeline-schedule-module", metavar="MODULE", help="module that registers own schedules"
-    )
-
-
-def _add_json(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _amount(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value) or value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a finite number of at least 0")
-    return value
 
 
 if __name__ == "__main__":
