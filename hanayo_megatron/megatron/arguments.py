@@ -10,6 +10,7 @@ from megatron.core.transformer.pipeline_parallel_layer_layout import PipelinePar
 from megatron.training.checkpointing import checkpoint_exists
 
 from hanayo_megatron import flags
+from hanayo_megatron.megatron.job_options import add_job_arguments
 from hanayo_megatron.megatron.layout import even_layout
 from hanayo_megatron.megatron.pipeline import Pipeline
 from hanayo_megatron.schedule.placement import Placement
@@ -83,6 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         metavar="MODULE",
         help="Import this module on every rank; its @register_schedule functions become known.",
     )
+    add_job_arguments(group)
     return parser
 
 
