@@ -12,6 +12,7 @@ from megatron.core.transformer.pipeline_parallel_layer_layout import PipelinePar
 from megatron.training.checkpointing import checkpoint_exists
 
 from hanayo_megatron import flags
+from hanayo_megatron.megatron.hybrid import placed_pattern
 from hanayo_megatron.megatron.pipeline import Pipeline
 from hanayo_megatron.megatron.split import (
     embedding_cost,
@@ -49,9 +50,13 @@ _REFUSED = {
     ),
     "moe_paged_stash": ("--moe-paged-stash", "it records Megatron's own order of chunks"),
     "use_megatron_fsdp": ("--use-megatron-fsdp", "it was never tried with a pipeline of ours"),
-    "hybrid_layer_pattern": (
-        "--hybrid-layer-pattern",
-        "hybrid models do not read the pipeline layout; their segments are not placed yet",
+    "hybrid_override_pattern": (
+        "--hybrid-override-pattern",
+        "Megatron has renamed it; --hybrid-layer-pattern works",
+    ),
+    "decoder_num_layers": (
+        "--decoder-num-layers",
+        "models of an encoder and a decoder (T5) send two tensors between stages",
     ),
     "use_checkpoint_args": (
         "--use-checkpoint-args",
@@ -185,6 +190,9 @@ def _lay_out(args: argparse.Namespace, pipeline: Pipeline) -> None:
     """Write the layout string, in stage order, that makes Megatron build the stages."""
     placement = pipeline.placement
     num_stages = placement.model_stages
+    if getattr(args, "hybrid_layer_pattern", None):
+        args.hybrid_layer_pattern = placed_pattern(args, pipeline.name, placement)
+        return
     if args.pipeline_model_parallel_layout is not None:
         _check_layout(args, pipeline)
         return

@@ -14,6 +14,7 @@ from hanayo_megatron.megatron.checkpoints import checkpoint_hooks
 from hanayo_megatron.megatron.embeddings import embedding_hooks
 from hanayo_megatron.megatron.forward_backward import schedule_hooks
 from hanayo_megatron.megatron.hooks import Hook, Replacement, apply
+from hanayo_megatron.megatron.hybrid import hybrid_hooks
 from hanayo_megatron.megatron.layout import placement_layout
 from hanayo_megatron.megatron.pipeline import Pipeline
 from hanayo_megatron.megatron.stages import stage_hooks
@@ -54,6 +55,7 @@ def hook_megatron(pipeline: Pipeline) -> list[Replacement]:
             *embedding_hooks(pipeline),
             *schedule_hooks(pipeline),
             *checkpoint_hooks(),
+            *hybrid_hooks(pipeline),
         ]
     )
 

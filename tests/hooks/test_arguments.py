@@ -94,6 +94,24 @@ def test_further_predicted_tokens_are_in_the_last_stage():
 
 
 HANAYO = ("--pipeline-schedule", "hanayo")
+
+
+@pytest.mark.parametrize(
+    ("given", "placed"),
+    [
+        ("M*M-M*M-", "M|*|M|-|M|*|M|-"),
+        ("MM|*-|M|M*|M|-|M|*", "MM|*-|M|M*|M|-|M|*"),
+        # Rank 0 has the head; of the others the later stages get more.
+        ("M*M-M*M-M*", "M|*|M|-|M|*M|-M|*"),
+    ],
+)
+def test_a_hybrid_pattern_gets_a_segment_a_stage(given, placed):
+    args = parsed(*HANAYO, hybrid_layer_pattern=given, num_layers=None)
+    resolve_pipeline(args)
+    assert args.hybrid_layer_pattern == placed
+    assert args.pipeline_model_parallel_layout is None
+
+
 LAYOUT = "Et|tttt|tt|t|t|tt|tttt|tL"
 REFUSED = [
     (("--num-waves", "2"), {}, ["--num-waves 2 needs --pipeline-schedule"]),
@@ -133,6 +151,10 @@ REFUSED = [
         ["--num-waves 2 means nothing to schedule '1f1b'"],
     ),
     ((*HANAYO, "--num-chunks", "2"), {}, ["--num-chunks 2 means nothing"]),
+    (HANAYO, {"hybrid_layer_pattern": "M*|M-"}, ["M*|M-", "2 segments", "needs 8 on 4 ranks"]),
+    (HANAYO, {"hybrid_layer_pattern": "M*M-"}, ["M*M-", "4 layers", "at least 8"]),
+    (HANAYO, {"hybrid_layer_pattern": "M*M-M*M-/M"}, ["further tokens", "GPT models only"]),
+    (HANAYO, {"decoder_num_layers": 4}, ["--decoder-num-layers", "T5"]),
     (HANAYO, {"cuda_graph_impl": "local"}, ["--cuda-graph-impl local"]),
     (HANAYO, {"overlap_moe_expert_parallel_comm": True}, ["--overlap-moe-expert-parallel-comm"]),
     (HANAYO, {"load": "/gone", "finetune": True}, ["--load /gone", "no checkpoint", "--finetune"]),
