@@ -66,15 +66,12 @@ def _loss(mask, answers, output):
 def main(argv):
     sys.argv[1:] = prepare(argv)
     from megatron.training import pretrain
-    from megatron.training.argument_utils import (
-        gpt_config_from_args,
-        pretrain_cfg_container_from_args,
-    )
+    from megatron.training.argument_utils import pretrain_cfg_container_from_args
     from megatron.training.arguments import parse_and_validate_args
 
     args = parse_and_validate_args()
     pretrain(
-        pretrain_cfg_container_from_args(args, gpt_config_from_args(args)),
+        pretrain_cfg_container_from_args(args),
         gpt_training.build_datasets,
         ModelType.encoder_or_decoder,
         _forward_step,
