@@ -11,6 +11,7 @@ from megatron.core.utils import get_model_config
 
 from hanayo_megatron.lowering.lower import LoweredSchedule
 from hanayo_megatron.megatron.agreement import agree_on_microbatches
+from hanayo_megatron.megatron.further_tokens import move_further_token_losses
 from hanayo_megatron.megatron.gradient_sync import GradientSync, ParameterSync
 from hanayo_megatron.megatron.hooks import Hook
 from hanayo_megatron.megatron.job import Job
@@ -156,13 +157,14 @@ def _step(
             pg_collection=pg_collection,
             force_all_reduce=force_all_reduce,
         )
-    return move_to_rank(
-        worker.collected,
-        source=placement.rank_of[-1],
-        target=placement.num_ranks - 1,
-        group=pp_group,
-        outlines=job.outlines,
-    )
+    log_route = {
+        "source": placement.rank_of[-1],
+        "target": placement.num_ranks - 1,
+        "group": pp_group,
+    }
+    if getattr(config, "mtp_num_layers", None):
+        move_further_token_losses(**log_route)
+    return move_to_rank(worker.collected, outlines=job.outlines, **log_route)
 
 
 def _first_uses(pipeline: Pipeline, schedule: Schedule, rank: int) -> list[int]:

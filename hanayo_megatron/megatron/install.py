@@ -11,9 +11,11 @@ from typing import Any
 
 from hanayo_megatron.flags import concern_plugin
 from hanayo_megatron.megatron.arguments import add_arguments, resolve_pipeline
+from hanayo_megatron.megatron.checkpoints import checkpoint_hooks
 from hanayo_megatron.megatron.embeddings import embedding_hooks
 from hanayo_megatron.megatron.forward_backward import schedule_hooks
 from hanayo_megatron.megatron.hooks import Hook, Replacement, apply
+from hanayo_megatron.megatron.hybrid import hybrid_hooks
 from hanayo_megatron.megatron.job import Job, start_hook
 from hanayo_megatron.megatron.job_options import job_options
 from hanayo_megatron.megatron.layout import placement_layout
@@ -58,6 +60,8 @@ def hook_megatron(pipeline: Pipeline, job: Job | None = None) -> list[Replacemen
             *embedding_hooks(pipeline),
             *schedule_hooks(pipeline, job),
             start_hook(pipeline, job),
+            *checkpoint_hooks(),
+            *hybrid_hooks(pipeline),
         ]
     )
 
