@@ -130,9 +130,9 @@ def test_tightly_repeated_blocks_are_legal_and_fit(
     )
     schedule = Schedule("repeated", placement, microbatches, found.orders)
     assert find_faults(schedule, memory_limit=max_live / (2 * waves)) == []
-    unit = Costs().ticks(placement).unit
     times = stage_times(*[1 / (2 * waves)] * 3)
-    assert measure(schedule, times).makespan == pytest.approx(found.makespan * unit)
+    makespan = Costs().ticks(placement).time(found.makespan)
+    assert measure(schedule, times).makespan == pytest.approx(makespan)
 
 
 def test_tighter_than_the_tightest_does_not_fit():
