@@ -180,7 +180,7 @@ def _zb_h2(s: _Symbols) -> ClosedForm:
         own_span_bubble_ratio=own_span if fits else None,
         activations=(2 * s.P - 1, 2 * s.P - 1) if fits else None,
         is_exact=s.is_even,
-        source="Qi et al., ICLR'24, section 2.2, plus the fill; T_F = T_I = T_W, M >= 2P-1, T_C = 0",
+        source="Qi et al., ICLR'24, section 2.2, plus the fill; equal times, M >= 2P-1, T_C = 0",
     )
 
 
@@ -191,7 +191,7 @@ def _zb_v(s: _Symbols) -> ClosedForm:
         own_span_bubble_ratio=0.0 if fits else None,
         activations=(s.P, s.P) if fits else None,
         is_exact=True,
-        source="Qi et al., ICLR'24, section 6, plus the fill; T_F = T_I = T_W, M >= 2P, T_C = 0",
+        source="Qi et al., ICLR'24, section 6, plus the fill; equal times, M >= 2P, T_C = 0",
     )
 
 
