@@ -49,12 +49,3 @@ def placement_layout(placement: Placement) -> type[PipelineParallelLayerLayout]:
             return PlacementLayout(layout, pipeline_model_parallel_size)
 
     return PlacementLayout
-
-
-def even_layout(num_layers: int, num_stages: int) -> str:
-    """Megatron's layout string, in stage order, with equally many layers in every stage."""
-    layers = "t" * (num_layers // num_stages)
-    inner = [layers] * num_stages
-    inner[0] = "E" + inner[0]
-    inner[-1] += "L"
-    return "|".join(inner)

@@ -10,6 +10,7 @@ from megatron.core import parallel_state
 from hanayo_megatron.megatron.embeddings import tie_shared_weights
 from hanayo_megatron.megatron.hooks import Hook
 from hanayo_megatron.megatron.pipeline import Pipeline
+from hanayo_megatron.schedule.schedule import ScheduleError
 
 
 def stage_hooks(pipeline: Pipeline) -> list[Hook]:
@@ -29,6 +30,11 @@ def stage_hooks(pipeline: Pipeline) -> list[Hook]:
             f"{state}:is_pipeline_last_stage",
             ("ignore_virtual", "vp_stage"),
             _by_chunk(pipeline, placement.is_last),
+        ),
+        Hook(
+            "megatron.training.utils.common_utils:is_first_or_last_pipeline_stage",
+            ("vp_stage",),
+            _with_data_on_rank_0(pipeline),
         ),
         Hook(
             "megatron.training.models.dist_utils:build_virtual_pipeline_stages",
@@ -58,14 +64,29 @@ def _by_group(pipeline: Pipeline, holds: Callable[[int], bool]) -> Callable[[Any
 def _by_chunk(pipeline: Pipeline, holds: Callable[[int], bool]) -> Callable[[Any], Any]:
     def wrap(original: Callable) -> Callable:
         def is_end(ignore_virtual: bool = True, vp_stage: int | None = None) -> bool:
-            if vp_stage is not None and not ignore_virtual:
+            names_chunk = vp_stage is not None and not ignore_virtual
+            if not names_chunk and pipeline.current_stage is not None:
+                return holds(pipeline.current_stage)
+            if names_chunk or pipeline.num_chunks == 1:
                 rank = parallel_state.get_pipeline_model_parallel_rank()
                 return holds(pipeline.stage_of(rank, vp_stage))
-            if pipeline.current_stage is not None:
-                return holds(pipeline.current_stage)
             return original(ignore_virtual, vp_stage)
 
         return is_end
+
+    return wrap
+
+
+def _with_data_on_rank_0(pipeline: Pipeline) -> Callable[[Any], Any]:
+    """Megatron trains if rank 0 has a dataset, so rank 0 builds one even if no stage reads it."""
+
+    def wrap(original: Callable) -> Callable:
+        def is_first_or_last_pipeline_stage(vp_stage: int | None) -> bool:
+            if pipeline.current_stage is None and not vp_stage:
+                return original(vp_stage) or parallel_state.get_pipeline_model_parallel_rank() == 0
+            return original(vp_stage)
+
+        return is_first_or_last_pipeline_stage
 
     return wrap
 
@@ -83,7 +104,9 @@ def _building_stages(pipeline: Pipeline) -> Callable[[Any], Any]:
                 if vp_stage is not None:
                     kwargs["vp_stage"] = vp_stage
                 with pipeline.at_work(stage):
-                    return build_model(*args, **kwargs)
+                    chunk = build_model(*args, **kwargs)
+                _check_is_one_stack(chunk, pipeline)
+                return chunk
 
             model = original(build_stage, *args, **kwargs)
             tie_shared_weights(pipeline, model)
@@ -92,3 +115,12 @@ def _building_stages(pipeline: Pipeline) -> Callable[[Any], Any]:
         return build_all
 
     return wrap
+
+
+def _check_is_one_stack(chunk: Any, pipeline: Pipeline) -> None:
+    """Stages of T5 and of models with a vision encoder exchange more than one tensor."""
+    if hasattr(chunk, "add_encoder") or hasattr(chunk, "modality_submodules"):
+        raise ScheduleError(
+            f"--pipeline-schedule {pipeline.name} trains models of one stack of layers (GPT, "
+            f"hybrid, BERT), not {type(chunk).__name__}, which has several. Drop the flag"
+        )

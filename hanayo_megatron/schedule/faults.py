@@ -25,8 +25,15 @@ class Fault(NamedTuple):
 
 def faults_error(what: str, faults: Sequence[Fault]) -> ScheduleError:
     """An error with all faults of ``what`` in one table."""
+    faults = sorted(faults, key=by_place)
     count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
     return ScheduleError(f"{what} has {count}:\n{fault_table(faults)}")
+
+
+def by_place(fault: Fault) -> tuple[bool, int, bool, int]:
+    """Sorts faults by rank and position; those without one last."""
+    rank, position = fault.rank, fault.position
+    return rank is None, rank or 0, position is None, position or 0
 
 
 def fault_table(faults: Sequence[Fault]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hanayo_megatron.schedule.action import Action, Kind
 from hanayo_megatron.schedule.collector import collector_paused
-from hanayo_megatron.schedule.faults import Fault, faults_error
+from hanayo_megatron.schedule.faults import Fault, by_place, faults_error
 from hanayo_megatron.schedule.memory import stage_share
 from hanayo_megatron.schedule.schedule import Schedule
 
@@ -42,12 +42,7 @@ def find_faults(
         faults += _blocked(schedule, positions, unfit)
         if memory_limit is not None:
             faults += _beyond_memory(schedule, memory_limit)
-    return sorted(faults, key=_by_place)
-
-
-def _by_place(fault: Fault) -> tuple[bool, int, bool, int]:
-    rank, position = fault.rank, fault.position
-    return rank is None, rank or 0, position is None, position or 0
+    return sorted(faults, key=by_place)
 
 
 def _malformed(schedule: Schedule) -> list[Fault]:
