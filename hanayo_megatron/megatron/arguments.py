@@ -12,6 +12,7 @@ from megatron.training.checkpointing import checkpoint_exists
 from hanayo_megatron import flags
 from hanayo_megatron.megatron.layout import even_layout
 from hanayo_megatron.megatron.pipeline import Pipeline
+from hanayo_megatron.megatron.replica_arguments import check_replica_flags
 from hanayo_megatron.schedule.placement import Placement
 from hanayo_megatron.schedule.registry import (
     build_schedule,
@@ -114,6 +115,7 @@ def resolve_pipeline(args: argparse.Namespace) -> Pipeline | None:
     )
     _check_used(name, spec, args)
     pipeline = Pipeline(name, spec)
+    check_replica_flags(args, pipeline)
     _lay_out(args, pipeline)
     return pipeline
 

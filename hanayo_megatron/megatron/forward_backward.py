@@ -12,8 +12,10 @@ from megatron.core.utils import get_model_config
 from hanayo_megatron.megatron.agreement import agree_on_microbatches
 from hanayo_megatron.megatron.gradient_sync import GradientSync, ParameterSync
 from hanayo_megatron.megatron.hooks import Hook
-from hanayo_megatron.megatron.losses import move_to_rank
+from hanayo_megatron.megatron.losses import collect_on_rank
 from hanayo_megatron.megatron.pipeline import Pipeline
+from hanayo_megatron.megatron.replica_data import share_data
+from hanayo_megatron.megatron.replica_gradients import ReplicaGradientSync, ReplicaParameterSync
 from hanayo_megatron.megatron.stage_worker import MegatronWorker, StepRequest
 from hanayo_megatron.runtime.executor import Executor
 from hanayo_megatron.runtime.torch_transport import transport_for
@@ -104,19 +106,22 @@ def _step(
     placement, config, pp_group = pipeline.placement, request.config, pg_collection.pp
     rank = pp_group.rank()
     finalize = None if request.forward_only else config.finalize_model_grads_func
-    holds_loss = placement.rank_of[-1] == rank
+    holds_loss = rank in placement.last_ranks
     if finalize is not None:
         embedding = schedules.clear_embedding_activation_buffer(config, request.model, holds_loss)
 
     lowered = pipeline.lowered(request.num_microbatches, request.forward_only)
-    with GradientSync(config, request.model) as gradient_sync:
+    microbatches_of_replica = lowered.schedule.microbatches_of_replica
+    with (
+        share_data(request, placement, microbatches_of_replica, rank=rank) as request,
+        _gradient_sync(pipeline, request) as gradient_sync,
+    ):
         worker = MegatronWorker(
             pipeline,
             request,
+            microbatches_of_replica=microbatches_of_replica,
             gradient_sync=gradient_sync,
-            parameter_sync=ParameterSync(
-                config, request.model, _first_uses(pipeline, request, rank)
-            ),
+            parameter_sync=_parameter_sync(pipeline, request, rank),
         )
         transport = transport_for(pp_group, num_stages=placement.num_stages)
         Executor(lowered, rank=rank, worker=worker, transport=transport).run()
@@ -127,19 +132,33 @@ def _step(
         if config.calculate_per_token_loss:
             # Megatron's finalize reads the count on the last rank; here every rank has it.
             num_tokens = worker.num_tokens
-            dist.broadcast(num_tokens, group=pp_group, group_src=placement.rank_of[-1])
+            dist.all_reduce(num_tokens, group=pp_group)
         finalize(
             request.model,
             num_tokens,
             pg_collection=pg_collection,
             force_all_reduce=force_all_reduce,
         )
-    return move_to_rank(
+    return collect_on_rank(
         worker.collected,
-        source=placement.rank_of[-1],
+        sources=placement.last_ranks,
         target=placement.num_ranks - 1,
         group=pp_group,
     )
+
+
+def _gradient_sync(pipeline: Pipeline, request: StepRequest) -> GradientSync | ReplicaGradientSync:
+    if pipeline.placement.replicas > 1 and not request.forward_only:
+        return ReplicaGradientSync(request.config, request.model)
+    return GradientSync(request.config, request.model)
+
+
+def _parameter_sync(
+    pipeline: Pipeline, request: StepRequest, rank: int
+) -> ParameterSync | ReplicaParameterSync:
+    if pipeline.placement.replicas > 1 and not request.forward_only:
+        return ReplicaParameterSync(request.config, request.model)
+    return ParameterSync(request.config, request.model, _first_uses(pipeline, request, rank))
 
 
 def _first_uses(pipeline: Pipeline, request: StepRequest, rank: int) -> list[int]:

@@ -15,6 +15,8 @@ from hanayo_megatron.megatron.forward_backward import schedule_hooks
 from hanayo_megatron.megatron.hooks import Hook, Replacement, apply
 from hanayo_megatron.megatron.layout import placement_layout
 from hanayo_megatron.megatron.pipeline import Pipeline
+from hanayo_megatron.megatron.replica_arguments import chunks_named
+from hanayo_megatron.megatron.replicas import replica_hooks
 from hanayo_megatron.megatron.stages import stage_hooks
 
 logger = logging.getLogger(__name__)
@@ -47,7 +49,13 @@ def hook_megatron(pipeline: Pipeline) -> list[Replacement]:
         lambda original: placement_layout(pipeline.placement),
     )
     return apply(
-        [layout, *stage_hooks(pipeline), *embedding_hooks(pipeline), *schedule_hooks(pipeline)]
+        [
+            layout,
+            *stage_hooks(pipeline),
+            *embedding_hooks(pipeline),
+            *schedule_hooks(pipeline),
+            *(replica_hooks() if pipeline.placement.replicas > 1 else ()),
+        ]
     )
 
 
@@ -70,6 +78,7 @@ def _validating(original: Callable) -> Callable:
                     pipeline.placement.model_stages,
                     pipeline.placement.num_ranks,
                 )
-        return original(args, *rest, **named)
+        with chunks_named(args, pipeline):
+            return original(args, *rest, **named)
 
     return validate_args

@@ -1,11 +1,31 @@
-"""Brings what the last stage collected to the rank on which Megatron logs."""
+"""Brings what the last stages collected to the rank on which Megatron logs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+
+def collect_on_rank(
+    collected: dict[int, list], *, sources: Sequence[int], target: int, group: dist.ProcessGroup
+) -> list:
+    """Join what the ranks with a last stage collected by microbatch.
+
+    Returns the items in the order of microbatches on ``target``, an empty list on other ranks.
+    """
+    if group.rank() not in (*sources, target):
+        return []
+    found = dict(collected)
+    for source in sources:
+        if source != target:
+            for part in move_to_rank([collected], source=source, target=target, group=group):
+                found |= part
+    if group.rank() != target:
+        return []
+    return [item for _, items in sorted(found.items()) for item in items]
 
 
 def move_to_rank(values: list, *, source: int, target: int, group: dist.ProcessGroup) -> list:
