@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -121,7 +121,7 @@ def _step(
             request,
             microbatches_of_replica=microbatches_of_replica,
             gradient_sync=gradient_sync,
-            parameter_sync=_parameter_sync(pipeline, request, rank),
+            parameter_sync=_parameter_sync(pipeline, request, microbatches_of_replica, rank=rank),
         )
         transport = transport_for(pp_group, num_stages=placement.num_stages)
         Executor(lowered, rank=rank, worker=worker, transport=transport).run()
@@ -154,10 +154,20 @@ def _gradient_sync(pipeline: Pipeline, request: StepRequest) -> GradientSync | R
 
 
 def _parameter_sync(
-    pipeline: Pipeline, request: StepRequest, rank: int
+    pipeline: Pipeline,
+    request: StepRequest,
+    microbatches_of_replica: Sequence[Sequence[int]],
+    *,
+    rank: int,
 ) -> ParameterSync | ReplicaParameterSync:
-    if pipeline.placement.replicas > 1 and not request.forward_only:
-        return ReplicaParameterSync(request.config, request.model)
+    placement = pipeline.placement
+    if placement.replicas > 1 and not request.forward_only:
+        idle = [
+            chunk
+            for chunk, stage in enumerate(placement.stages_of[rank])
+            if not microbatches_of_replica[placement.replica_of(stage)]
+        ]
+        return ReplicaParameterSync(request.config, request.model, idle=idle)
     return ParameterSync(request.config, request.model, _first_uses(pipeline, request, rank))
 
 

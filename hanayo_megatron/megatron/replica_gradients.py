@@ -54,12 +54,19 @@ class ReplicaGradientSync:
 class ReplicaParameterSync:
     """Starts the gathering of all updated parameters, in one order on mirror ranks.
 
-    All at once: a copy may have no microbatch to run, and the mirror would wait for its shards.
+    All at once, also those of ``idle`` chunks, which have no microbatch in this step: the mirror
+    waits for their shards.
     """
 
-    def __init__(self, config: Any, model: Sequence[torch.nn.Module]) -> None:
-        for gather, chunk in zip(config.param_sync_func or (), model, strict=False):
+    def __init__(
+        self, config: Any, model: Sequence[torch.nn.Module], *, idle: Sequence[int]
+    ) -> None:
+        if config.param_sync_func is None:
+            return
+        for gather, chunk in zip(config.param_sync_func, model, strict=True):
             gather(chunk.parameters())
+        for index in idle:  # Megatron waits in a chunk's forward, which does not come.
+            model[index].start_param_sync(force_sync=True)
 
     def before_forward(self, chunk: int) -> None:
         """All gathers are under way."""
