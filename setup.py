@@ -15,6 +15,7 @@ setup(
     license="Apache-2.0",
     packages=find_packages(include=["hanayo_megatron", "hanayo_megatron.*"]),
     python_requires=">=3.12",
+    entry_points={"console_scripts": ["hanayo-megatron = hanayo_megatron.cli:main"]},
     # psutil: Megatron imports it when it saves a torch_dist checkpoint, but no wheel asks for it.
     install_requires=["torch>=2.6", "megatron-core>=0.19,<0.20", "psutil", "matplotlib"],
     extras_require={

@@ -26,6 +26,8 @@ from megatron.training import get_args, get_timers
 from megatron.training.arguments import core_transformer_config_from_args
 from megatron.training.utils import get_blend_and_blend_per_split, is_first_or_last_pipeline_stage
 
+from hanayo_megatron.errors import HanayoError
+
 _BATCH_KEYS = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids")
 _SPIKY_LOSS_FACTOR = 10
 
@@ -34,10 +36,10 @@ _NOT_HERE = ("sft", "fim_data", "hybrid_context_parallel", "dataloader_inter_doc
 
 
 def check_supported(args: argparse.Namespace) -> None:
-    """Raise ValueError if `args` ask for a kind of GPT training that this entry does not do."""
+    """Raise HanayoError if `args` ask for a kind of GPT training that this entry does not do."""
     flags = [f"--{name.replace('_', '-')}" for name in _NOT_HERE if getattr(args, name, False)]
     if flags:
-        raise ValueError(
+        raise HanayoError(
             f"hanayo_megatron.pretrain_gpt trains on plain token sequences and has no "
             f"{', '.join(flags)}. Use Megatron-LM's own script: "
             "python -m hanayo_megatron.run pretrain_gpt.py ..."
@@ -80,7 +82,7 @@ def forward_step(
         of each token) to (sum of losses, token count, the values to log).
     """
     if return_schedule_plan:
-        raise ValueError("--overlap-moe-expert-parallel-comm is not supported by this entry")
+        raise HanayoError("--overlap-moe-expert-parallel-comm is not supported by this entry")
     timers = get_timers()
     timers("batch-generator", log_level=2).start()
     batch = _get_batch(data_iterator, model)

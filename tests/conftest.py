@@ -33,8 +33,20 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def checkpoint(launcher: Launcher, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A torch_dist checkpoint of `tiny_gpt(layers=8)` after two steps without any parallelism."""
-    folder = tmp_path_factory.mktemp("checkpoint")
-    save = ("--save", str(folder), "--save-interval", "1000")
-    launcher.run(tiny_gpt(*save, corpus=corpus, iterations=2), ranks=1).check()
+    """A torch_dist checkpoint of `tiny_gpt()` after two steps of one process."""
+    return _save(tiny_gpt(corpus=corpus, iterations=2), launcher, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def untied_checkpoint(
+    launcher: Launcher, corpus: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """As `checkpoint`, with `--untie-embeddings-and-output-weights`."""
+    untied = tiny_gpt("--untie-embeddings-and-output-weights", corpus=corpus, iterations=2)
+    return _save(untied, launcher, tmp_path_factory)
+
+
+def _save(arguments: list[str], launcher: Launcher, paths: pytest.TempPathFactory) -> Path:
+    folder = paths.mktemp("checkpoint")
+    launcher.run([*arguments, "--save", str(folder), "--save-interval", "1000"], ranks=1).check()
     return folder

@@ -70,7 +70,14 @@ def redirect() -> None:
     distributed.redirect_distributed()
     compilation.disable_torch_compile()
     compilation.use_built_dataset_helper()
+    _silence()
+
+
+def _silence() -> None:
+    """Drop the warnings that hold for every CPU run, one for each dropout and data loader."""
     warnings.filterwarnings("ignore", message="'pin_memory' argument is set as true")
+    megatron_random = logging.getLogger("megatron.core.tensor_parallel.random")
+    megatron_random.addFilter(lambda record: "CPU RNG state changed" not in record.getMessage())
 
 
 def _gpu_is_there() -> bool:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch.distributed as dist
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.utils import get_model_config
 
+from hanayo_megatron.lowering.lower import LoweredSchedule
 from hanayo_megatron.megatron.agreement import agree_on_microbatches
 from hanayo_megatron.megatron.gradient_sync import GradientSync, ParameterSync
 from hanayo_megatron.megatron.hooks import Hook
 from hanayo_megatron.megatron.losses import collect_on_rank
+from hanayo_megatron.megatron.microbatch_data import MicrobatchReader
 from hanayo_megatron.megatron.pipeline import Pipeline
-from hanayo_megatron.megatron.replica_data import share_data
 from hanayo_megatron.megatron.replica_gradients import ReplicaGradientSync, ReplicaParameterSync
 from hanayo_megatron.megatron.stage_worker import MegatronWorker, StepRequest
 from hanayo_megatron.runtime.executor import Executor
 from hanayo_megatron.runtime.torch_transport import transport_for
 from hanayo_megatron.schedule.action import Kind
+from hanayo_megatron.schedule.schedule import Schedule
 
 
 def schedule_hooks(pipeline: Pipeline) -> list[Hook]:
@@ -77,9 +79,11 @@ def forward_backward(pipeline: Pipeline) -> Callable[..., list]:
             pg_collection = schedules._build_default_pg_collection()
         _check(pipeline, config, chunks, iterators, adjust_tensor_shapes_fn)
         agree_on_microbatches(num_microbatches)
+        lowered = pipeline.lowered(num_microbatches, forward_only)
+        readers = _readers(pipeline, lowered.schedule, iterators, pg_collection.pp.rank())
         request = StepRequest(
             forward_step_func=forward_step_func,
-            data_iterators=iterators,
+            data_iterators=readers,
             model=chunks,
             config=config,
             num_microbatches=num_microbatches,
@@ -92,7 +96,10 @@ def forward_backward(pipeline: Pipeline) -> Callable[..., list]:
         timers = config.timers
         if timers is not None:
             timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
-        losses = _step(pipeline, request, pg_collection, force_all_reduce=force_all_reduce)
+        losses = _step(pipeline, lowered, request, pg_collection, force_all_reduce=force_all_reduce)
+        for reader in readers:
+            if isinstance(reader, MicrobatchReader):
+                reader.finish()
         if timers is not None:
             timers("forward-backward").stop()
         return losses
@@ -101,7 +108,12 @@ def forward_backward(pipeline: Pipeline) -> Callable[..., list]:
 
 
 def _step(
-    pipeline: Pipeline, request: StepRequest, pg_collection: Any, *, force_all_reduce: bool
+    pipeline: Pipeline,
+    lowered: LoweredSchedule,
+    request: StepRequest,
+    pg_collection: Any,
+    *,
+    force_all_reduce: bool,
 ) -> list:
     placement, config, pp_group = pipeline.placement, request.config, pg_collection.pp
     rank = pp_group.rank()
@@ -110,18 +122,13 @@ def _step(
     if finalize is not None:
         embedding = schedules.clear_embedding_activation_buffer(config, request.model, holds_loss)
 
-    lowered = pipeline.lowered(request.num_microbatches, request.forward_only)
-    microbatches_of_replica = lowered.schedule.microbatches_of_replica
-    with (
-        share_data(request, placement, microbatches_of_replica, rank=rank) as request,
-        _gradient_sync(pipeline, request) as gradient_sync,
-    ):
+    with _gradient_sync(pipeline, request) as gradient_sync:
         worker = MegatronWorker(
             pipeline,
             request,
-            microbatches_of_replica=microbatches_of_replica,
+            microbatches_of_replica=lowered.schedule.microbatches_of_replica,
             gradient_sync=gradient_sync,
-            parameter_sync=_parameter_sync(pipeline, request, microbatches_of_replica, rank=rank),
+            parameter_sync=_parameter_sync(pipeline, lowered.schedule, request, rank),
         )
         transport = transport_for(pp_group, num_stages=placement.num_stages)
         Executor(lowered, rank=rank, worker=worker, transport=transport).run()
@@ -154,30 +161,41 @@ def _gradient_sync(pipeline: Pipeline, request: StepRequest) -> GradientSync | R
 
 
 def _parameter_sync(
-    pipeline: Pipeline,
-    request: StepRequest,
-    microbatches_of_replica: Sequence[Sequence[int]],
-    *,
-    rank: int,
+    pipeline: Pipeline, schedule: Schedule, request: StepRequest, rank: int
 ) -> ParameterSync | ReplicaParameterSync:
-    placement = pipeline.placement
-    if placement.replicas > 1 and not request.forward_only:
-        idle = [
-            chunk
-            for chunk, stage in enumerate(placement.stages_of[rank])
-            if not microbatches_of_replica[placement.replica_of(stage)]
-        ]
+    used = _first_uses(pipeline, schedule, rank)
+    if pipeline.placement.replicas > 1 and not request.forward_only:
+        idle = [chunk for chunk in range(pipeline.num_chunks) if chunk not in used]
         return ReplicaParameterSync(request.config, request.model, idle=idle)
-    return ParameterSync(request.config, request.model, _first_uses(pipeline, request, rank))
+    return ParameterSync(request.config, request.model, used)
 
 
-def _first_uses(pipeline: Pipeline, request: StepRequest, rank: int) -> list[int]:
+def _first_uses(pipeline: Pipeline, schedule: Schedule, rank: int) -> list[int]:
     """Chunks in the order in which the rank first runs them; none when nothing was updated."""
-    if request.forward_only:
+    if schedule.is_forward_only:
         return []
-    order = pipeline.lowered(request.num_microbatches, False).schedule.orders[rank]
-    stages = dict.fromkeys(action.stage for action in order if action.kind is Kind.F)
+    stages = dict.fromkeys(a.stage for a in schedule.orders[rank] if a.kind is Kind.F)
     return [pipeline.placement.chunk_of[stage] for stage in stages]
+
+
+def _readers(
+    pipeline: Pipeline, schedule: Schedule, iterators: list, rank: int
+) -> list[Iterator | None]:
+    """The chunks' data iterators, made to follow the schedule where it is out of order."""
+    readers = list(iterators)
+    placement, total = pipeline.placement, schedule.num_microbatches
+    for chunk, stage in enumerate(placement.stages_of[rank]):
+        wanted = [
+            a.microbatch for a in schedule.orders[rank] if a.stage == stage and a.kind is Kind.F
+        ]
+        if iterators[chunk] is not None and wanted != list(range(total)):
+            readers[chunk] = MicrobatchReader(
+                iterators[chunk],
+                wanted=wanted,
+                total=total,
+                reads_data=placement.is_first(stage) or placement.is_last(stage),
+            )
+    return readers
 
 
 def _tensor_shape(

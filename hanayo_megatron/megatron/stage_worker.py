@@ -11,6 +11,7 @@ from megatron.core.pipeline_parallel import schedules
 
 from hanayo_megatron.lowering.operation import Transfer
 from hanayo_megatron.megatron.gradient_sync import GradientSync, ParameterSync
+from hanayo_megatron.megatron.microbatch_data import MicrobatchReader
 from hanayo_megatron.megatron.pipeline import Pipeline
 from hanayo_megatron.megatron.replica_gradients import ReplicaGradientSync, ReplicaParameterSync
 
@@ -68,10 +69,13 @@ class MegatronWorker:
         chunk = self._placement.chunk_of[stage]
         self._parameter_sync.before_forward(chunk)
         collected: list = []
+        data = request.data_iterators[chunk]
+        if isinstance(data, MicrobatchReader):
+            data.select(microbatch)
         with self._pipeline.at_work(stage):
             output, num_tokens = schedules.forward_step(
                 request.forward_step_func,
-                request.data_iterators[chunk],
+                data,
                 request.model[chunk],
                 request.num_microbatches,
                 input_tensor,

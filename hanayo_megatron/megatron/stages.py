@@ -31,6 +31,11 @@ def stage_hooks(pipeline: Pipeline) -> list[Hook]:
             _by_chunk(pipeline, placement.is_last),
         ),
         Hook(
+            "megatron.training.utils.common_utils:is_first_or_last_pipeline_stage",
+            ("vp_stage",),
+            _with_data_on_rank_0(pipeline),
+        ),
+        Hook(
             "megatron.training.models.dist_utils:build_virtual_pipeline_stages",
             ("build_model_func", "pg_collection", "vp_size"),
             _building_stages(pipeline),
@@ -58,14 +63,29 @@ def _by_group(pipeline: Pipeline, holds: Callable[[int], bool]) -> Callable[[Any
 def _by_chunk(pipeline: Pipeline, holds: Callable[[int], bool]) -> Callable[[Any], Any]:
     def wrap(original: Callable) -> Callable:
         def is_end(ignore_virtual: bool = True, vp_stage: int | None = None) -> bool:
-            if vp_stage is not None and not ignore_virtual:
+            names_chunk = vp_stage is not None and not ignore_virtual
+            if not names_chunk and pipeline.current_stage is not None:
+                return holds(pipeline.current_stage)
+            if names_chunk or pipeline.num_chunks == 1:
                 rank = parallel_state.get_pipeline_model_parallel_rank()
                 return holds(pipeline.stage_of(rank, vp_stage))
-            if pipeline.current_stage is not None:
-                return holds(pipeline.current_stage)
             return original(ignore_virtual, vp_stage)
 
         return is_end
+
+    return wrap
+
+
+def _with_data_on_rank_0(pipeline: Pipeline) -> Callable[[Any], Any]:
+    """Megatron trains if rank 0 has a dataset, so rank 0 builds one even if no stage reads it."""
+
+    def wrap(original: Callable) -> Callable:
+        def is_first_or_last_pipeline_stage(vp_stage: int | None) -> bool:
+            if pipeline.current_stage is None and not vp_stage:
+                return original(vp_stage) or parallel_state.get_pipeline_model_parallel_rank() == 0
+            return original(vp_stage)
+
+        return is_first_or_last_pipeline_stage
 
     return wrap
 

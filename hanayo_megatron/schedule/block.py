@@ -37,11 +37,8 @@ class Cut(Enum):
 
 
 def repeat(block: Block, num_microbatches: int, *, period: int, cut: Cut = Cut.EVEN) -> Draft:
-    """One block every ``period``; where a block has fewer microbatches, its last ones are left out.
-
-    Every block but the last gives each replica the same number of microbatches.
-    """
-    sizes = _sizes(block, num_microbatches, cut)
+    """One block every ``period``; a block of fewer microbatches leaves out its last ones."""
+    sizes = block_sizes(block, num_microbatches, cut)
     bases = list(accumulate(sizes, initial=0))
     make = tuple.__new__
     draft = []
@@ -62,7 +59,8 @@ def repeat(block: Block, num_microbatches: int, *, period: int, cut: Cut = Cut.E
     return draft
 
 
-def _sizes(block: Block, num_microbatches: int, cut: Cut) -> list[int]:
+def block_sizes(block: Block, num_microbatches: int, cut: Cut) -> list[int]:
+    """Microbatches of each block. Every block but the last gives each replica the same number."""
     replicas = block.placement.replicas
     whole = block.microbatches // replicas  # microbatches of each replica
     units = -(-num_microbatches // replicas)

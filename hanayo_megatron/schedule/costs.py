@@ -76,14 +76,15 @@ class Costs:
         """The same figures as whole numbers, so that equal instants compare equal."""
         durations = self.durations(placement)
         known = [t for times in durations.values() for t in times if t > 0]
-        unit = min(known, default=1.0) / _TICKS_PER_SHORTEST
+        shortest = min(known, default=1.0)
+        unit = shortest / _TICKS_PER_SHORTEST
         links = {
             (source, target): round(self.link_time(source, target) / unit)
             for source in range(placement.num_ranks)
             for target in range(placement.num_ranks)
         }
         return Ticks(
-            unit,
+            shortest,
             {kind: [round(t / unit) for t in times] for kind, times in durations.items()},
             links,
         )
@@ -91,8 +92,12 @@ class Costs:
 
 @dataclass(frozen=True)
 class Ticks:
-    """Costs of a placement in whole ticks of ``unit`` time."""
+    """Costs of a placement in whole ticks, a millionth of the ``shortest`` time."""
 
-    unit: float
+    shortest: float
     durations: Mapping[Kind, list[int]]
     links: Mapping[tuple[int, int], int]
+
+    def time(self, ticks: int) -> float:
+        """Ticks in the unit of the costs."""
+        return ticks * self.shortest / _TICKS_PER_SHORTEST

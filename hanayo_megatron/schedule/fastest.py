@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from hanayo_megatron.schedule.action import Kind
-from hanayo_megatron.schedule.block import Block, Cut, most_live, repeat, tightest_period
+from hanayo_megatron.schedule.block import (
+    Block,
+    Cut,
+    block_sizes,
+    most_live,
+    repeat,
+    tightest_period,
+)
 from hanayo_megatron.schedule.costs import Costs
 from hanayo_megatron.schedule.greedy import greedy_block
 from hanayo_megatron.schedule.placement import Placement
 from hanayo_megatron.schedule.work_ahead import Ahead, Draft, Run, work_ahead
 
-Way = Callable[[int], Draft]
-"""Drafts a schedule of so many microbatches."""
+
+@dataclass(frozen=True)
+class Way:
+    """One way to make a schedule.
+
+    Args:
+        draft: drafts a schedule of so many microbatches.
+        ahead: how ranks may depart from it, each worth a trial.
+    """
+
+    draft: Callable[[int], Draft]
+    ahead: tuple[Ahead, ...] = (Ahead.EVERYTHING, Ahead.BACKWARDS)
+
 
 _TRIAL_ACTIONS = 300_000  # under a second of trials
 
@@ -54,7 +73,7 @@ def fastest(
     best: tuple[Way, Ahead] | None = None
     least: Run | None = None
     tried = 0
-    for way, draft, ahead in _fitting(ways, few, max_live):
+    for way, draft, ahead in _trials(ways, few, max_live):
         found = run(draft, few, ahead)
         tried += actions * few
         if found is None:
@@ -66,7 +85,7 @@ def fastest(
     if best is None or few == num_microbatches:
         return least
     way, ahead = best
-    return run(way(num_microbatches), num_microbatches, ahead)
+    return run(way.draft(num_microbatches), num_microbatches, ahead)
 
 
 def repeated_blocks(
@@ -88,26 +107,30 @@ def repeated_blocks(
     count = -(-num_microbatches // most)
     sizes = (most, -(-num_microbatches // count), most - 1, -(-most // 2), -(-most // 4), 1)
     whole = [-(-size // replicas) * replicas for size in sizes if size]
+    ahead = [Ahead.EVERYTHING, Ahead.BACKWARDS] + [Ahead.NOTHING] * split_backward
     for size in dict.fromkeys(whole):
         block = greedy_block(
             placement, microbatches=size, costs=costs, split_backward=split_backward
         )
         period = tightest_period(block, max_live)
         if period is not None:
-            yield from (_repetition(block, period, cut) for cut in Cut)
+            cuts = {tuple(block_sizes(block, num_microbatches, cut)): cut for cut in Cut}
+            yield from (_repetition(block, period, cut, tuple(ahead)) for cut in cuts.values())
 
 
-def _repetition(block: Block, period: int, cut: Cut) -> Way:
-    return lambda num_microbatches: repeat(block, num_microbatches, period=period, cut=cut)
+def _repetition(block: Block, period: int, cut: Cut, ahead: tuple[Ahead, ...]) -> Way:
+    return Way(
+        lambda num_microbatches: repeat(block, num_microbatches, period=period, cut=cut), ahead
+    )
 
 
-def _fitting(
+def _trials(
     ways: Iterable[Way], num_microbatches: int, max_live: int
 ) -> Iterator[tuple[Way, Draft, Ahead]]:
     for way in ways:
-        draft = way(num_microbatches)
+        draft = way.draft(num_microbatches)
         if most_live(draft) <= max_live:
-            yield from ((way, draft, ahead) for ahead in Ahead)
+            yield from ((way, draft, ahead) for ahead in way.ahead)
 
 
 def _least_makespan(placement: Placement, draft: Draft, costs: Costs) -> int:

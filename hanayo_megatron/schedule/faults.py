@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from hanayo_megatron.schedule.schedule import ScheduleError
+
 _MOST_ROWS = 200
 
 
@@ -19,6 +21,19 @@ class Fault(NamedTuple):
     position: int | None
     cell: str
     expected: str
+
+
+def faults_error(what: str, faults: Sequence[Fault]) -> ScheduleError:
+    """An error with all faults of ``what`` in one table."""
+    faults = sorted(faults, key=by_place)
+    count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
+    return ScheduleError(f"{what} has {count}:\n{fault_table(faults)}")
+
+
+def by_place(fault: Fault) -> tuple[bool, int, bool, int]:
+    """Sorts faults by rank and position; those without one last."""
+    rank, position = fault.rank, fault.position
+    return rank is None, rank or 0, position is None, position or 0
 
 
 def fault_table(faults: Sequence[Fault]) -> str:

@@ -19,7 +19,7 @@ from hanayo_megatron.schedule.fastest import Way, fastest, repeated_blocks
 from hanayo_megatron.schedule.memory import live_limit
 from hanayo_megatron.schedule.placement import Placement, wave
 from hanayo_megatron.schedule.schedule import Schedule, ScheduleSpec
-from hanayo_megatron.schedule.work_ahead import Draft
+from hanayo_megatron.schedule.work_ahead import Ahead, Draft
 
 _PERIOD = 6
 
@@ -46,7 +46,10 @@ def v_schedule(name: str, spec: ScheduleSpec, *, own_limit: int) -> Schedule:
 
 
 def _ways(placement: Placement) -> Iterator[Way]:
-    yield lambda num_microbatches: _zero_bubble_draft(placement.num_ranks, num_microbatches)
+    yield Way(
+        lambda num_microbatches: _zero_bubble_draft(placement.num_ranks, num_microbatches),
+        ahead=(Ahead.NOTHING,),
+    )
     even = placement.num_ranks % 2 == 0
     yield _repetition(placement, hops=(1, 2, 1, 2), pauses=(4, 4, 2) if even else (1, 1, 2))
     # The backward must not meet the forwards on the way back: that depends on P modulo 3.
@@ -58,7 +61,7 @@ def _repetition(
     placement: Placement, hops: tuple[int, int, int, int], pauses: tuple[int, int, int]
 ) -> Way:
     block = _pattern(placement, hops, pauses)
-    return lambda num_microbatches: repeat(block, num_microbatches, period=_PERIOD)
+    return Way(lambda num_microbatches: repeat(block, num_microbatches, period=_PERIOD))
 
 
 def _pattern(

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 from hanayo_megatron.schedule.action import Action, Kind
 from hanayo_megatron.schedule.collector import collector_paused
-from hanayo_megatron.schedule.faults import Fault, fault_table
+from hanayo_megatron.schedule.faults import Fault, by_place, faults_error
 from hanayo_megatron.schedule.memory import stage_share
-from hanayo_megatron.schedule.schedule import Schedule, ScheduleError
+from hanayo_megatron.schedule.schedule import Schedule
 
 Positions = dict[Kind, list[int]]
 """Of each kind: position of every (stage, microbatch) in its rank's order, -1 where there is none,
 at index stage · M + microbatch."""
 
 
-def verify(schedule: Schedule, *, memory_limit: float | None = None) -> None:
+def verify(
+    schedule: Schedule, *, memory_limit: float | None = None, forward_only: bool = False
+) -> None:
     """Raise ScheduleError with a table of all faults of ``find_faults``, if there are any."""
-    faults = find_faults(schedule, memory_limit=memory_limit)
+    faults = find_faults(schedule, memory_limit=memory_limit, forward_only=forward_only)
     if faults:
-        count = f"{len(faults)} fault{'s' * (len(faults) > 1)}"
-        raise ScheduleError(f"schedule {schedule.name!r} has {count}:\n{fault_table(faults)}")
+        raise faults_error(f"schedule {schedule.name!r}", faults)
 
 
-def find_faults(schedule: Schedule, *, memory_limit: float | None = None) -> list[Fault]:
+def find_faults(
+    schedule: Schedule, *, memory_limit: float | None = None, forward_only: bool = False
+) -> list[Fault]:
     """Everything that is wrong with a schedule, by rank and position.
 
     Every microbatch goes through one replica: F, and either B or I and W, once on each stage, on
     the rank of the stage; F before its backward and I before W; no orders that wait for each other;
-    no rank that holds more than ``memory_limit`` M_a. Schedules with forwards only need no
-    backward.
+    no rank that holds more than ``memory_limit`` M_a. ``forward_only`` schedules need no backward.
     """
     with collector_paused():
         faults = _malformed(schedule)
@@ -35,17 +37,12 @@ def find_faults(schedule: Schedule, *, memory_limit: float | None = None) -> lis
             return faults
         positions, faults = _read_orders(schedule)
         unfit = {(fault.rank, fault.position) for fault in faults}
-        faults += _incomplete(schedule, positions)
+        faults += _incomplete(schedule, positions, forward_only)
         faults += _misplaced(schedule, positions)
         faults += _blocked(schedule, positions, unfit)
         if memory_limit is not None:
             faults += _beyond_memory(schedule, memory_limit)
-    return sorted(faults, key=_by_place)
-
-
-def _by_place(fault: Fault) -> tuple[bool, int, bool, int]:
-    rank, position = fault.rank, fault.position
-    return rank is None, rank or 0, position is None, position or 0
+    return sorted(faults, key=by_place)
 
 
 def _malformed(schedule: Schedule) -> list[Fault]:
@@ -88,10 +85,10 @@ def _read_orders(schedule: Schedule) -> tuple[Positions, list[Fault]]:
     return positions, faults
 
 
-def _incomplete(schedule: Schedule, positions: Positions) -> list[Fault]:
+def _incomplete(schedule: Schedule, positions: Positions, forward_only: bool) -> list[Fault]:
     """Missing actions, backwards that are both joint and split, microbatches in two replicas."""
     placement, num_microbatches = schedule.placement, schedule.num_microbatches
-    depth, forward_only = placement.model_stages, schedule.is_forward_only
+    depth = placement.model_stages
     forwards, backwards, inputs, weights = (positions[kind] for kind in Kind)
     faults = []
 

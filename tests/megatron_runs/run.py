@@ -38,7 +38,11 @@ class Run:
 
     @cached_property
     def iterations(self) -> list[dict[str, float]]:
-        """Megatron's line of every iteration: {"iteration": 1, "lm loss": 5.5, ...}."""
+        """Megatron's line of every iteration: {"iteration": 1, "lm loss": 5.5, ...}.
+
+        The losses of a run's second line are Megatron's mean over its first two iterations, also
+        where a run continues from a checkpoint.
+        """
         return [_values(match) for text in self.stdout for match in _ITERATION.finditer(text)]
 
     @cached_property

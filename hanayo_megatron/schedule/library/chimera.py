@@ -39,9 +39,10 @@ def chimera_doubling(spec: ScheduleSpec) -> Schedule:
 
 def _chimera(name: str, spec: ScheduleSpec, *, own_limit: int) -> Schedule:
     if spec.pp % 2:
+        below = f"are {spec.pp - 1} and" if spec.pp > 1 else "is"
         raise ScheduleError(
             f"{name} needs an even number of ranks, so that the copies meet between two ranks; "
-            f"given {spec.pp}, nearest are {spec.pp - 1} and {spec.pp + 1}"
+            f"given {spec.pp}, nearest {below} {spec.pp + 1}"
         )
     placement = bidirectional(spec.pp)
     max_live = live_limit(name, spec, placement, own=own_limit, least=2)

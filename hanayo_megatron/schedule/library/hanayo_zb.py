@@ -10,8 +10,8 @@ def hanayo_zb(spec: ScheduleSpec) -> Schedule:
     """W waves over 2WP stages, backward split; any P, W and M.
 
     For T_F=T_I=T_W, T_C=0 and M >= P the makespan is M·(T_F+T_I+T_W) + (P-1)·T_F/(2W), which no
-    order on this placement can beat: the last rank starts that late. (With W=1 and M = P+1 up to
-    P/3 stage times more.) Activations at most P·M_a, or ``memory_limit`` of at least M_a.
+    order on this placement can beat: the last rank starts that late. Activations at most
+    P·M_a, or ``memory_limit`` of at least M_a.
 
     Own combination of Hanayo (Liu et al., SC'23) and Zero Bubble (Qi et al., ICLR 2024).
     """

@@ -1,7 +1,7 @@
 """Interleaved 1F1B, also called circular (Narayanan et al., SC'21)."""
 
 from hanayo_megatron.schedule.action import Action, Kind
-from hanayo_megatron.schedule.fastest import fastest
+from hanayo_megatron.schedule.fastest import Way, fastest
 from hanayo_megatron.schedule.placement import looped
 from hanayo_megatron.schedule.registry import register_schedule
 from hanayo_megatron.schedule.schedule import Schedule, ScheduleSpec
@@ -23,8 +23,8 @@ def interleaved(spec: ScheduleSpec) -> Schedule:
         orders = _draft(pp, chunks, spec.microbatches, spec.microbatches // pp)
     else:
         ways = (
-            lambda m: _draft(pp, chunks, m, max(1, m // pp)),
-            lambda m: _draft(pp, chunks, m, -(-m // pp)),
+            Way(lambda m: _draft(pp, chunks, m, max(1, m // pp))),
+            Way(lambda m: _draft(pp, chunks, m, -(-m // pp))),
         )
         orders = fastest(
             ways,

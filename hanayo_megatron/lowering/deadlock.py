@@ -1,0 +1,209 @@
+"""Whether action lists can block each other, found without running them.
+
+The rules are NCCL's, stricter than gloo's: posting a group of transfers holds nothing up; a
+communicator works on one group at a time on each rank, in the order of posting; a group moves
+once both ranks have the same group in front, and nothing of it is buffered before; a Compute
+waits for the transfer that it reads and a Free for its transfer. None of this is a matter of
+choice or timing, whatever can happen does in the end, so one run decides for all runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hanayo_megatron.lowering.lower import LoweredSchedule
+from hanayo_megatron.lowering.operation import Compute, Exchange, Free, Operation, Transfer
+from hanayo_megatron.lowering.rendezvous import Communicator, Rendezvous
+from hanayo_megatron.lowering.transfer_faults import find_transfer_faults
+from hanayo_megatron.schedule.action import Kind
+from hanayo_megatron.schedule.schedule import ScheduleError
+
+
+class DeadlockError(ScheduleError):
+    """Action lists that would wait for each other, or for something that never happens."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """One link of the chain: on ``rank``, ``transfer`` is next and waits for rank ``on``."""
+
+    rank: int
+    transfer: Transfer
+    on: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} waits for rank {self.on}, with {self.transfer}: {self.why}"
+
+
+@dataclass(frozen=True)
+class Deadlock:
+    """Who waits for whom.
+
+    Args:
+        waits: each link waits for the next one to end.
+        is_cycle: the last link waits for the first; otherwise it waits for what never happens.
+    """
+
+    waits: tuple[Wait, ...]
+    is_cycle: bool
+
+    def __str__(self) -> str:
+        end = "which waits for the first of these" if self.is_cycle else "which never happens"
+        return "\n".join(f"  {line}" for line in [*map(str, self.waits), end])
+
+
+def check_deadlock_free(
+    lowered: LoweredSchedule, *, communicator: Communicator = Communicator.PAIR
+) -> None:
+    """Raise DeadlockError with every wrong transfer, or else with the chain of waits."""
+    name = f"schedule {lowered.schedule.name!r}"
+    faults = find_transfer_faults(lowered)
+    if faults:
+        raise DeadlockError(f"{name} has wrong transfers:\n" + "\n".join(f"  {f}" for f in faults))
+    deadlock = find_deadlock(lowered.programs, communicator=communicator)
+    if deadlock is not None:
+        raise DeadlockError(
+            f"{name} blocks itself with one communicator per {communicator}:\n{deadlock}"
+        )
+
+
+def find_deadlock(
+    programs: Sequence[Sequence[Operation]], *, communicator: Communicator = Communicator.PAIR
+) -> Deadlock | None:
+    """A chain of waits that keeps a rank from its end, or ``None`` if all ranks get there."""
+    run = _Run(programs, communicator)
+    for rank in range(len(programs)):
+        obstacle = run.obstacle(rank)
+        if obstacle is not None:
+            return _follow(run, rank, obstacle)
+    return None
+
+
+def _follow(run: _Run, rank: int, obstacle: _Obstacle) -> Deadlock:
+    """Go from each wait to what it waits for until that closes a cycle or ends."""
+    waits: list[Wait] = []
+    seen: dict[tuple[int, Exchange], int] = {}
+    front = obstacle.front
+    if front is None:
+        return Deadlock((Wait(rank, obstacle.transfer, rank, obstacle.why),), is_cycle=False)
+    while (rank, front) not in seen:
+        seen[rank, front] = len(waits)
+        wait, following = run.explain(rank, front)
+        waits.append(wait)
+        if following is None:
+            return Deadlock(tuple(waits), is_cycle=False)
+        rank, front = wait.on, following
+    return Deadlock(tuple(waits[seen[rank, front] :]), is_cycle=True)
+
+
+@dataclass(frozen=True)
+class _Obstacle:
+    """Why a rank cannot go on."""
+
+    transfer: Transfer
+    why: str
+    front: Exchange | None
+    """What is in front in the transfer's queue; ``None`` if the transfer is not posted."""
+
+
+class _Run:
+    """The programs, run as far as they can."""
+
+    def __init__(self, programs: Sequence[Sequence[Operation]], communicator: Communicator) -> None:
+        self._programs = programs
+        self._positions = [0 for _ in programs]
+        self._done: set[Transfer] = set()
+        self._inputs = [_transfer_of_input(program) for program in programs]
+        self._runnable = list(range(len(programs)))
+        self._rendezvous = Rendezvous(len(programs), communicator, self._complete)
+        while self._runnable:
+            self._continue(self._runnable.pop())
+
+    def _continue(self, rank: int) -> None:
+        program = self._programs[rank]
+        for position in range(self._positions[rank], len(program)):
+            operation = program[position]
+            if isinstance(operation, Exchange):
+                self._rendezvous.post(rank, operation, 0)
+            elif (needed := self._needed(rank, operation)) and needed not in self._done:
+                self._positions[rank] = position
+                return
+        self._positions[rank] = len(program)
+
+    def _complete(self, rank: int, exchange: Exchange, start: int) -> int:
+        self._done.update(exchange.sends, exchange.receives)
+        self._runnable += (rank, exchange.peer)
+        return start
+
+    def _needed(self, rank: int, operation: Operation) -> Transfer | None:
+        """The transfer that the operation waits for."""
+        if isinstance(operation, Free):
+            return operation.transfer
+        if isinstance(operation, Compute) and operation.action.kind is not Kind.W:
+            stage, kind, microbatch = operation.action
+            return self._inputs[rank].get((kind is Kind.F, stage, microbatch))
+        return None
+
+    def obstacle(self, rank: int) -> _Obstacle | None:
+        """What keeps the rank from the end of its program and of its transfers, if anything."""
+        program, position = self._programs[rank], self._positions[rank]
+        if position == len(program):
+            front = self._rendezvous.any_posted(rank)
+            if front is None:
+                return None
+            return _Obstacle(_first(front), "is at the end of its list", front)
+        operation = program[position]
+        transfer = self._needed(rank, operation)
+        what = f"{operation.action}" if isinstance(operation, Compute) else "the free"
+        why = f"is at position {position}, where {what} needs {transfer}"
+        peer = transfer.source if transfer.target == rank else transfer.target
+        queue = list(self._rendezvous.posted(rank, peer))
+        if not any(_carries(exchange, transfer) for exchange in queue):
+            return _Obstacle(transfer, f"{why}, which its list posts only later or never", None)
+        return _Obstacle(transfer, why, queue[0])
+
+    def explain(self, rank: int, front: Exchange) -> tuple[Wait, Exchange | None]:
+        """Why the group in front does not move, and what must end on the peer before it can."""
+        peer, transfer = front.peer, _first(front)
+        if peer == rank:
+            return Wait(rank, transfer, peer, "no rank can send to itself"), None
+        theirs = next(self._rendezvous.posted(peer, rank), None)
+        if theirs is not None:
+            if theirs.peer == rank and any(_carries(theirs, t) for t in _all(front)):
+                why = f"rank {peer} posted it in another group, {_contents(theirs)}"
+                return Wait(rank, transfer, peer, f"{why}; here {_contents(front)}"), None
+            why = f"rank {peer} has {_first(theirs)} in front of it"
+            return Wait(rank, transfer, peer, why), theirs
+        obstacle = self.obstacle(peer)
+        why = f"rank {peer} has not posted it"
+        if obstacle is None:
+            return Wait(rank, transfer, peer, f"{why} and is at the end of its list"), None
+        return Wait(rank, transfer, peer, f"{why}; it {obstacle.why}"), obstacle.front
+
+
+def _transfer_of_input(program: Sequence[Operation]) -> dict[tuple[bool, int, int], Transfer]:
+    """Received transfers by (is an activation, stage that reads it, microbatch)."""
+    return {
+        (transfer.kind is Kind.F, transfer.target_stage, transfer.microbatch): transfer
+        for operation in program
+        if isinstance(operation, Exchange)
+        for transfer in operation.receives
+    }
+
+
+def _all(exchange: Exchange) -> tuple[Transfer, ...]:
+    return exchange.sends + exchange.receives
+
+
+def _first(exchange: Exchange) -> Transfer:
+    return _all(exchange)[0]
+
+
+def _carries(exchange: Exchange, transfer: Transfer) -> bool:
+    return transfer in exchange.sends or transfer in exchange.receives
+
+
+def _contents(exchange: Exchange) -> str:
+    return f"{len(exchange.sends)} sent and {len(exchange.receives)} received"

@@ -1,0 +1,66 @@
+"""Gives every microbatch its own samples, in whatever order a schedule runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hanayo_megatron.schedule.schedule import ScheduleError
+
+
+class MicrobatchReader:
+    """A chunk's data iterator that can be asked for any of the step's microbatches.
+
+    The iterator below yields microbatches 0..M-1 of the step in order. Those that come before the
+    one that is asked for are kept if the chunk runs them later, and dropped otherwise: another
+    replica of the model reads them. Every step takes M items, or none where the chunk reads no
+    data.
+
+    Args:
+        iterator: Megatron's own for the chunk.
+        wanted: microbatches that the chunk runs, in any order.
+        total: M.
+        reads_data: whether the chunk is the first or the last of the model, so that steps in which
+            it runs nothing count too.
+    """
+
+    def __init__(
+        self, iterator: Iterator, *, wanted: Sequence[int], total: int, reads_data: bool
+    ) -> None:
+        self._iterator = iterator
+        self._wanted = set(wanted)
+        self._total = total
+        self._reads_data = reads_data
+        self._position = 0
+        self._kept: dict[int, Any] = {}
+        self._selected: int | None = None
+
+    def select(self, microbatch: int) -> None:
+        """The microbatch that the next ``next()`` is for."""
+        self._selected = microbatch
+
+    def __iter__(self) -> MicrobatchReader:
+        return self
+
+    def __next__(self) -> Any:
+        microbatch, self._selected = self._selected, None
+        if microbatch is None:
+            raise ScheduleError(
+                "forward_step took more than one item of the data iterator for one microbatch; "
+                "a schedule that runs microbatches out of order needs one item each"
+            )
+        while self._position <= microbatch:
+            self._read()
+        return self._kept.pop(microbatch)
+
+    def finish(self) -> None:
+        """Leave the iterator below at the start of the next step."""
+        if self._position > 0 or self._reads_data:
+            while self._position < self._total:
+                self._read()
+
+    def _read(self) -> None:
+        item = next(self._iterator)
+        if self._position in self._wanted:
+            self._kept[self._position] = item
+        self._position += 1

@@ -1,0 +1,1 @@
+"""What a schedule costs: exact simulation, closed forms, bounds. Needs no torch, no Megatron."""

@@ -1,0 +1,1 @@
+"""Pictures and traces of what each rank does when, simulated or measured."""

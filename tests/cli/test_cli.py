@@ -1,0 +1,317 @@
+"""The command line: figures, keys, errors and files."""
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from hanayo_megatron.cli import main
+
+KEYS = {
+    "schedule",
+    "pp",
+    "microbatches",
+    "stages",
+    "makespan",
+    "bubble_ratio",
+    "own_span_bubble_ratio",
+    "closed_form_bubble_ratio",
+    "peak_activations",
+    "weight_memory",
+    "transfers",
+    "compute",
+    "wait",
+}
+
+
+def run(capsys, line):
+    """Exit code, stdout, stderr."""
+    try:
+        code = main(line.split())
+    except SystemExit as end:
+        code = end.code
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def run_json(capsys, line):
+    code, out, err = run(capsys, f"{line} --json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+def test_simulate_json(capsys):
+    found = run_json(capsys, "simulate --schedule dapple --pp 2 --microbatches 2 --p2p-time 0.5")
+    assert found == {
+        "schedule": "1f1b",
+        "pp": 2,
+        "microbatches": 2,
+        "stages": 2,
+        "makespan": 10,
+        "bubble_ratio": 0.4,
+        "own_span_bubble_ratio": 0.4,
+        "closed_form_bubble_ratio": (2 * 3 + 4 * 0.5) / (6 * 3 + 4 * 0.5),
+        "peak_activations": [2, 1],
+        "weight_memory": [1, 1],
+        "transfers": 4,
+        "compute": [6, 6],
+        "wait": [4, 4],
+    }
+
+
+@pytest.mark.parametrize(("waves", "bubble"), [(1, 0.3684), (2, 0.2381), (4, 0.1351), (8, 0.0725)])
+def test_hanayo_bubbles(capsys, waves, bubble):
+    found = run_json(
+        capsys,
+        f"simulate --schedule hanayo --pp 8 --microbatches 8 --waves {waves} "
+        "--forward-time 1 --backward-time 2",
+    )
+    assert found.keys() == KEYS
+    assert found["bubble_ratio"] <= bubble + 5e-5
+    assert found["stages"] == 16 * waves
+    assert found["closed_form_bubble_ratio"] == pytest.approx(14 / (24 * waves + 7))
+    assert max(found["peak_activations"]) == 8
+    assert found["compute"] == [24] * 8
+    assert all(
+        c + w == found["makespan"] for c, w in zip(found["compute"], found["wait"], strict=True)
+    )
+
+
+def test_times_are_of_a_ranks_share(capsys):
+    """Whatever the number of stages, a rank computes M (T_F + T_B)."""
+    for options in ("1f1b", "hanayo --waves 1", "hanayo --waves 3"):
+        found = run_json(
+            capsys,
+            f"simulate --pp 2 --microbatches 5 --forward-time 3 --backward-time 4 "
+            f"--schedule {options}",
+        )
+        assert found["compute"] == [35, 35]
+
+
+def test_simulate_for_people(capsys):
+    code, out, _ = run(capsys, "simulate --schedule hanayo --pp 8 --microbatches 8")
+    assert code == 0
+    assert out.splitlines()[:5] == [
+        "hanayo: 8 ranks, 8 microbatches, 16 stages",
+        "  makespan   38; no order of the same work is below 34.5",
+        "  bubble     36.84% of the step, 36.84% of a rank's own span (the worst rank's)",
+        "  formula    45.16% of the step, an approximation (Hanayo, formula (1); for M = P)",
+        "  transfers  224",
+    ]
+    assert len(out.splitlines()) == 5 + 2 + 8
+
+
+def test_memory_limit_is_checked(capsys):
+    _, out, _ = run(capsys, "simulate --schedule gpipe --pp 2 --microbatches 8 --memory-limit 4")
+    assert "The limit of 4 M_a is exceeded." in out
+    _, out, _ = run(capsys, "simulate --schedule gpipe --pp 2 --microbatches 4 --memory-limit 4")
+    assert "exceeded" not in out
+
+
+def test_compare_sorts_by_makespan_and_names_the_shortest(capsys):
+    line = "compare --schedule gpipe hanayo --pp 8 --microbatches 8 --waves 1 2"
+    found = run_json(capsys, line)
+    assert [(r["schedule"], r["stages"]) for r in found] == [
+        ("hanayo", 32),
+        ("hanayo", 16),
+        ("1f1b", 8),
+        ("gpipe", 8),
+    ]
+    makespans = [r["makespan"] for r in found]
+    assert makespans == sorted(makespans)
+    assert all(r.keys() == KEYS for r in found)
+    _, out, _ = run(capsys, line)
+    rows = out.splitlines()
+    assert [row.split()[0] for row in rows[:5]] == ["schedule", "hanayo", "hanayo", "1f1b", "gpipe"]
+    assert {"makespan", "activations", "weights"} <= set(rows[0].replace("(", " ").split())
+    assert rows[-1] == (
+        "Shortest is hanayo: 8 ranks, 8 microbatches, 32 stages; 30.00% less time than plain 1f1b."
+    )
+
+
+def test_compare_says_when_plain_1f1b_is_best(capsys):
+    """With slow links the many transfers of waves cost more than their bubbles save."""
+    line = "compare --schedule hanayo --pp 4 --microbatches 64 --waves 4 --p2p-time 1"
+    _, out, _ = run(capsys, line)
+    assert out.splitlines()[1].startswith("1f1b")
+    assert out.splitlines()[-1].startswith("Plain 1f1b is the best choice here")
+
+
+def test_compare_without_names_has_all_schedules(capsys):
+    found = run_json(capsys, "compare --pp 4 --microbatches 8")
+    listed = run_json(capsys, "list")
+    assert {r["schedule"] for r in found} == {entry["schedule"] for entry in listed}
+
+
+def test_compare_heeds_the_memory_limit(capsys):
+    _, out, _ = run(
+        capsys, "compare --schedule gpipe hanayo --pp 8 --microbatches 16 --memory-limit 8"
+    )
+    rows = {row.split()[0]: row for row in out.splitlines() if row}
+    assert rows["gpipe"].startswith("gpipe *")
+    assert rows["1f1b"].startswith("1f1b  ")
+    assert "* exceeds the limit of 8 M_a" in out
+    _, out, _ = run(capsys, "compare --schedule gpipe --pp 8 --microbatches 16 --memory-limit 1")
+    assert out.splitlines()[-1] == "None of these stays within the memory limit."
+
+
+def test_costs_file(capsys, tmp_path):
+    path = tmp_path / "costs.json"
+    path.write_text('{"forward": 2, "backward": 3, "weight_memory": 10, "activation_memory": 2}')
+    line = f"simulate --schedule 1f1b --pp 2 --microbatches 2 --costs {path}"
+    assert run_json(capsys, line)["makespan"] == 15
+    assert run_json(capsys, f"{line} --forward-time 1")["makespan"] == 12
+    _, out, _ = run(capsys, f"compare --schedule 1f1b --pp 2 --microbatches 2 --costs {path}")
+    assert out.splitlines()[0].split()[-1] == "memory"
+    assert out.splitlines()[1].split()[-1] == "14"
+
+
+def test_a_backward_time_alone_is_split_in_halves(capsys, tmp_path):
+    module = tmp_path / "split_for_test.py"
+    module.write_text(
+        "from hanayo_megatron.schedule import Action, Kind, Schedule, register_schedule\n"
+        "from hanayo_megatron.schedule.placement import linear\n"
+        "@register_schedule('split-for-test')\n"
+        "def split(spec):\n"
+        "    order = tuple(Action(0, Kind(k), 0) for k in 'FIW')\n"
+        "    return Schedule('split-for-test', linear(1), 1, (order,))\n"
+    )
+    line = (
+        "-m hanayo_megatron.cli simulate --schedule split-for-test --pp 1 --microbatches 1 --json "
+        "--pipeline-schedule-module split_for_test"
+    )
+    for options, makespan in (
+        ("--backward-time 4", 5),
+        ("--backward-time 4 --input-time 3", 5),
+        ("--backward-time 4 --input-time 3 --weight-time 5", 9),
+        ("--input-time 3", 5),
+    ):
+        done = subprocess.run(
+            [sys.executable, *line.split(), *options.split()],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=tmp_path,
+            env={"PYTHONPATH": f"{tmp_path}:{':'.join(sys.path)}"},
+        )
+        assert json.loads(done.stdout)["makespan"] == makespan, options
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "the following arguments are required: COMMAND"),
+        ("draw", "invalid choice: 'draw'"),
+        ("simulate --pp 2", "the following arguments are required: --schedule"),
+        ("simulate --schedule 1f1b --microbatches 2", "--pp is missing"),
+        ("simulate --schedule 1f1b --pp 2", "--microbatches is missing"),
+        ("simulate --schedule hanay --pp 2 --microbatches 2", "did you mean 'hanayo'?"),
+        ("simulate --schedule 1f1b --pp 0 --microbatches 2", "pp must be a whole number"),
+        ("simulate --schedule 1f1b --pp 2.5 --microbatches 2", "argument --pp: invalid int"),
+        ("simulate --schedule 1f1b --pp 2 --microbatches 2 --waves 0", "waves must be a whole"),
+        ("simulate --schedule 1f1b --pp 2 --microbatches 2 --p2p-time -1", "--p2p-time: -1 is not"),
+        ("simulate --schedule 1f1b --pp 2 --microbatches 2 --p2p-time nan", "--p2p-time: nan is"),
+        ("simulate --schedule 1f1b --pp 2 --microbatches 2 --p2p-time x", "--p2p-time: invalid"),
+        ("simulate --schedule 1f1b --pp 2 --microbatches 2 --costs no.json", "no.json"),
+        (
+            "simulate --schedule 1f1b --pp 2 --microbatches 2 --backward-time 1 --input-time 2",
+            "--backward-time 1 is less than its part",
+        ),
+        ("compare --schedule 1f1b hanay --pp 2 --microbatches 2", "did you mean 'hanayo'?"),
+        (
+            "compare --pp 2 --microbatches 2 --pipeline-schedule-module no_such",
+            "cannot be imported",
+        ),
+        ("plot --pp 2 --microbatches 2", "nothing to plot: give --schedule, --measured or both"),
+        ("plot --schedule 1f1b --pp 2 --microbatches 2 --output x.gif", "must end in .svg or .png"),
+        ("plot --measured no.json", "no.json"),
+        ("export --schedule 1f1b --pp 2 --microbatches 2 --output x.txt", "must end in .csv"),
+    ],
+)
+def test_errors_are_one_line_and_exit_code_2(capsys, line, message):
+    code, out, err = run(capsys, line)
+    assert (code, out) == (2, "")
+    assert err.startswith("hanayo-megatron: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_costs_file_errors_name_the_field(capsys, tmp_path):
+    path = tmp_path / "costs.json"
+    line = f"simulate --schedule 1f1b --pp 2 --microbatches 2 --costs {path}"
+    for content, message in (
+        ('{"foward": 1}', "unknown field 'foward'"),
+        ('{"stage_times": {"F": {"7": 1}}}', "stage_times.F.7: there is no stage 7"),
+        ('{"link_times": {"0->2": 1}}', "link_times.0->2: there is no such link"),
+    ):
+        path.write_text(content)
+        code, _, err = run(capsys, line)
+        assert code == 2
+        assert message in err
+        assert err.count("\n") == 1
+
+
+def test_plot_writes_both_formats_and_stacks_what_was_measured(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "real.json").write_text(
+        '{"title": "step 3", "unit": "s", "ranks": 2, "rank_of": [0, 1], "replicas": 1, '
+        '"events": [[0, 0.0, 0.5, "0F0"], [1, 0.5, 1.0, "1F0"]]}'
+    )
+    code, out, _ = run(
+        capsys, "plot --schedule 1f1b hanayo --pp 2 --microbatches 3 --measured real.json"
+    )
+    assert (code, out) == (0, "timeline.svg\ntimeline.png\n")
+    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    svg = "{http://www.w3.org/2000/svg}"
+    root = ET.parse(tmp_path / "timeline.svg").getroot()
+    shown = ["".join(text.itertext()) for text in root.iter(f"{svg}text")]
+    titles = [
+        "1f1b: 2 ranks, 3 microbatches, 2 stages",
+        "hanayo: 2 ranks, 3 microbatches, 4 stages",
+        "step 3",
+    ]
+    assert set(titles) <= set(shown)
+    groups = {g.get("id"): len(g.findall(f"{svg}path")) for g in root.iter(f"{svg}g")}
+    assert groups["timeline0-F-chunk0"] == groups["timeline0-B-chunk0"] == 6
+    assert groups["timeline1-F-chunk1"] == 6
+    assert groups["timeline2-F-chunk0"] == 2
+
+
+def test_export_chrome_trace(capsys, tmp_path):
+    path = tmp_path / "trace.json"
+    code, out, _ = run(capsys, f"export --schedule hanayo --pp 2 --microbatches 2 --output {path}")
+    assert (code, out) == (0, f"{path}\n")
+    events = json.loads(path.read_text())["traceEvents"]
+    assert sum(event["ph"] == "X" for event in events) == 4 * 2 * 2
+
+
+def test_list(capsys):
+    entries = run_json(capsys, "list")
+    assert {"schedule": "1f1b", "aliases": ["dapple"]}.items() <= entries[0].items()
+    assert all(entry["summary"] for entry in entries)
+    _, out, _ = run(capsys, "list")
+    assert [line.split()[0] for line in out.splitlines()[1:]] == [e["schedule"] for e in entries]
+
+
+def test_start_up_imports_neither_torch_nor_matplotlib():
+    code = (
+        "import sys; from hanayo_megatron.cli import main; main(sys.argv[1:]);"
+        "print(sorted({'torch', 'megatron', 'matplotlib', 'numpy'} & set(sys.modules)))"
+    )
+    for line in ("list", "compare --pp 4 --microbatches 4"):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *line.split()], capture_output=True, text=True, check=True
+        )
+        assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_reader_that_stops_early_is_no_error():
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "hanayo_megatron.cli", "list"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")
