@@ -10,6 +10,7 @@ from typing import Any
 
 from hanayo_megatron.flags import concern_plugin
 from hanayo_megatron.megatron.arguments import add_arguments, resolve_pipeline
+from hanayo_megatron.megatron.checkpoints import checkpoint_hooks
 from hanayo_megatron.megatron.embeddings import embedding_hooks
 from hanayo_megatron.megatron.forward_backward import schedule_hooks
 from hanayo_megatron.megatron.hooks import Hook, Replacement, apply
@@ -54,6 +55,7 @@ def hook_megatron(pipeline: Pipeline) -> list[Replacement]:
             *stage_hooks(pipeline),
             *embedding_hooks(pipeline),
             *schedule_hooks(pipeline),
+            *checkpoint_hooks(),
             *(replica_hooks() if pipeline.placement.replicas > 1 else ()),
         ]
     )

@@ -11,8 +11,6 @@ call that is repeated for ever (evaluation, growing batches), half of the losses
 (losses), and two copies of every weight in a checkpoint (test_chimera_checkpoints.py).
 """
 
-import json
-import re
 from functools import cache
 from itertools import product
 
@@ -122,8 +120,6 @@ def test_chimera_equals_1f1b(
 ):
     flags = (*OPTIMIZERS[optimizer], *(UNTIED if model == "untied" else ()))
     plain = plain_run(pp, dp, microbatches, *flags)
-    ours = train(
-        launcher, plain_checkpoint, tmp_path, pp, dp, microbatches, *flags, *CHIMERA
-    )
+    ours = train(launcher, plain_checkpoint, tmp_path, pp, dp, microbatches, *flags, *CHIMERA)
     assert min(plain[0].grad_norms) > 1, "clipping was never active"
     assert_same(ours, plain)
