@@ -16,6 +16,7 @@ from hanayo_megatron.megatron.hybrid import placed_pattern
 from hanayo_megatron.megatron.job_options import add_job_arguments
 from hanayo_megatron.megatron.pipeline import Pipeline
 from hanayo_megatron.megatron.refused_flags import refuse_flags
+from hanayo_megatron.megatron.replica_arguments import check_replica_flags
 from hanayo_megatron.megatron.split import (
     embedding_cost,
     head_cost,
@@ -101,6 +102,7 @@ def resolve_pipeline(args: argparse.Namespace) -> Pipeline | None:
     )
     _check_used(name, spec, args)
     pipeline = Pipeline(name, spec)
+    check_replica_flags(args, pipeline)
     _lay_out(args, pipeline)
     return pipeline
 

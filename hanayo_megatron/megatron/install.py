@@ -21,6 +21,8 @@ from hanayo_megatron.megatron.job_options import job_options
 from hanayo_megatron.megatron.layout import placement_layout
 from hanayo_megatron.megatron.pipeline import Pipeline
 from hanayo_megatron.megatron.plan_fields import plan_fields
+from hanayo_megatron.megatron.replica_arguments import chunks_named
+from hanayo_megatron.megatron.replicas import replica_hooks
 from hanayo_megatron.megatron.stages import stage_hooks
 
 logger = logging.getLogger(__name__)
@@ -62,6 +64,7 @@ def hook_megatron(pipeline: Pipeline, job: Job | None = None) -> list[Replacemen
             start_hook(pipeline, job),
             *checkpoint_hooks(),
             *hybrid_hooks(pipeline),
+            *(replica_hooks() if pipeline.placement.replicas > 1 else ()),
         ]
     )
 
@@ -85,6 +88,7 @@ def _validating(original: Callable) -> Callable:
                     pipeline.placement.model_stages,
                     pipeline.placement.num_ranks,
                 )
-        return original(args, *rest, **named)
+        with chunks_named(args, pipeline):
+            return original(args, *rest, **named)
 
     return validate_args
