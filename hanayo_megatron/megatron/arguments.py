@@ -15,6 +15,7 @@ from hanayo_megatron import flags
 from hanayo_megatron.megatron.hybrid import placed_pattern
 from hanayo_megatron.megatron.job_options import add_job_arguments
 from hanayo_megatron.megatron.pipeline import Pipeline
+from hanayo_megatron.megatron.refused_flags import refuse_flags
 from hanayo_megatron.megatron.split import (
     embedding_cost,
     head_cost,
@@ -39,32 +40,6 @@ _CONFLICTS = {
     "decoder_last_pipeline_num_layers": "--decoder-last-pipeline-num-layers",
 }
 """Flags that lay out stages themselves."""
-
-_REFUSED = {
-    "overlap_moe_expert_parallel_comm": (
-        "--overlap-moe-expert-parallel-comm",
-        "it runs Megatron's own combined forward and backward schedule",
-    ),
-    "fine_grained_activation_offloading": (
-        "--fine-grained-activation-offloading",
-        "it derives the order of backwards from Megatron's own schedule",
-    ),
-    "moe_paged_stash": ("--moe-paged-stash", "it records Megatron's own order of chunks"),
-    "use_megatron_fsdp": ("--use-megatron-fsdp", "it was never tried with a pipeline of ours"),
-    "hybrid_override_pattern": (
-        "--hybrid-override-pattern",
-        "Megatron has renamed it; --hybrid-layer-pattern works",
-    ),
-    "decoder_num_layers": (
-        "--decoder-num-layers",
-        "models of an encoder and a decoder (T5) send two tensors between stages",
-    ),
-    "use_checkpoint_args": (
-        "--use-checkpoint-args",
-        "a checkpoint's pipeline layout belongs to the schedule that it was saved under",
-    ),
-}
-"""Flags that cannot work with any schedule of ours, and why."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -154,14 +129,7 @@ def _check_other_flags(args: argparse.Namespace) -> None:
                 "lays out the stages. Drop it; for an uneven split give "
                 "--pipeline-model-parallel-layout in stage order"
             )
-    for name, (flag, reason) in _REFUSED.items():
-        if getattr(args, name, None):
-            raise ScheduleError(f"{flag} does not work with {chosen}: {reason}. Drop one of them")
-    if getattr(args, "cuda_graph_impl", "none") not in ("none", None):
-        raise ScheduleError(
-            f"--cuda-graph-impl {args.cuda_graph_impl} does not work with {chosen}: graphs are "
-            "captured in Megatron's own order of chunks. Drop one of them"
-        )
+    refuse_flags(args, chosen)
 
 
 def _check_checkpoint(args: argparse.Namespace) -> None:

@@ -15,20 +15,20 @@ class ClosedForm:
     """What a formula says; the simulator says what is.
 
     Args:
-        bubble_ratio: idle part of the step, or of each rank's own span; ``None``: no formula for
-            these numbers.
+        bubble_ratio: idle part of the step; ``None``: no formula for these numbers.
+        own_span_bubble_ratio: idle part between a rank's own first and last compute, the measure
+            of the zero-bubble papers; ``None`` where the source does not give it.
         activations: least and most over the ranks, in M_a; ``None``: no formula.
         weights: of every rank, in M_w.
         is_exact: equals the simulation; otherwise an approximation.
-        of_own_span: between a rank's own first and last compute, the zero-bubble papers' measure.
         source: where the formula is from.
     """
 
     bubble_ratio: float | None
+    own_span_bubble_ratio: float | None = None
     activations: tuple[float, float] | None = None
     weights: float = 1.0
     is_exact: bool
-    of_own_span: bool = False
     source: str
 
 
@@ -168,29 +168,30 @@ def _zb_h1(s: _Symbols) -> ClosedForm:
         bubble_ratio=s.split((s.P - 1) * (s.T_F + s.T_I - s.T_W)) if fits else None,
         activations=(s.P, s.P) if fits else None,
         is_exact=True,
-        source="Qi et al., ICLR'24, table 2; for M >= P, T_W up to T_F and T_I, T_C = 0",
+        source="Qi et al., ICLR'24, section 2.2; for M >= P, T_W up to T_F and T_I, T_C = 0",
     )
 
 
 def _zb_h2(s: _Symbols) -> ClosedForm:
     fits = s.M >= 2 * s.P - 1 and s.T_C == 0 and s.T_F + s.T_I >= 2 * s.T_W
+    own_span = s.split((s.P - 1) * (s.T_F + s.T_I - 2 * s.T_W))
     return ClosedForm(
-        bubble_ratio=s.split((s.P - 1) * (s.T_F + s.T_I - 2 * s.T_W)) if fits else None,
+        bubble_ratio=s.split((s.P - 1) * s.T_F) if fits and s.is_even else None,
+        own_span_bubble_ratio=own_span if fits else None,
         activations=(2 * s.P - 1, 2 * s.P - 1) if fits else None,
         is_exact=s.is_even,
-        of_own_span=True,
-        source="Qi et al., ICLR'24, table 2; for M >= 2P-1, T_C = 0",
+        source="Qi et al., ICLR'24, section 2.2, plus the fill; equal times, M >= 2P-1, T_C = 0",
     )
 
 
 def _zb_v(s: _Symbols) -> ClosedForm:
     fits = s.is_even and s.M >= 2 * s.P and s.T_C == 0
     return ClosedForm(
-        bubble_ratio=0.0 if fits else None,
+        bubble_ratio=s.split((s.P - 1) * s.T_F / 2) if fits else None,
+        own_span_bubble_ratio=0.0 if fits else None,
         activations=(s.P, s.P) if fits else None,
         is_exact=True,
-        of_own_span=True,
-        source="Qi et al., ICLR'24, section 6; for T_F = T_I = T_W, M >= 2P, T_C = 0",
+        source="Qi et al., ICLR'24, section 6, plus the fill; equal times, M >= 2P, T_C = 0",
     )
 
 
@@ -213,15 +214,11 @@ def _controllable_memory(s: _Symbols, *, idle: float, activations: int) -> Close
 
 
 def _dualpipe_v(s: _Symbols) -> ClosedForm:
-    # Times of one of a rank's two stages; a forward and a backward side by side take their sum.
-    F, B, W = s.T_F / 2, (s.T_I + s.T_W) / 2, s.T_W / 2
-    idle = (s.P - 1) * ((F + B) + B - 3 * W)
-    fits = s.M >= 2 * s.P and s.T_C == 0 and idle >= 0
+    fits = s.is_even and s.T_C == 0
     return ClosedForm(
-        bubble_ratio=s.split(idle) if fits else None,
-        is_exact=False,
-        of_own_span=True,
-        source="DualPipe, (PP/2-1)(F&B+B-3W) with PP = 2P; the most a rank idles, T_C = 0",
+        bubble_ratio=s.split((s.P - 1) * s.T_F / 2) if fits else None,
+        is_exact=True,
+        source="the last rank's fill; for T_F = T_I = T_W, T_C = 0, no F&B faster than F and B",
     )
 
 

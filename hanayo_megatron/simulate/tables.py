@@ -119,9 +119,12 @@ def _formula(form: ClosedForm | None) -> str:
         return "none known"
     if form.bubble_ratio is None:
         return f"none for these numbers ({form.source})"
-    of = "of a rank's own span" if form.of_own_span else "of the step"
-    kind = "exact" if form.is_exact else "an approximation"
-    return f"{_percent(form.bubble_ratio)} {of}, {kind} ({form.source})"
+    own_span = form.own_span_bubble_ratio
+    return (
+        f"{_percent(form.bubble_ratio)} of the step"
+        + ("" if own_span is None else f", {_percent(own_span)} of a rank's own span")
+        + f", {'exact' if form.is_exact else 'an approximation'} ({form.source})"
+    )
 
 
 def _percent(ratio: float) -> str:

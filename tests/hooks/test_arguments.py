@@ -3,8 +3,10 @@
 import argparse
 
 import pytest
+from megatron.training.arguments import add_megatron_arguments
 
 from hanayo_megatron.megatron.arguments import add_arguments, resolve_pipeline
+from hanayo_megatron.megatron.refused_flags import REFUSED as REFUSED_FLAGS
 from hanayo_megatron.schedule.schedule import ScheduleError
 
 
@@ -156,6 +158,11 @@ REFUSED = [
     (HANAYO, {"hybrid_layer_pattern": "M*M-M*M-/M"}, ["further tokens", "GPT models only"]),
     (HANAYO, {"decoder_num_layers": 4}, ["--decoder-num-layers", "T5"]),
     (HANAYO, {"cuda_graph_impl": "local"}, ["--cuda-graph-impl local"]),
+    (
+        HANAYO,
+        {"ckpt_format": "torch"},
+        ["--ckpt-format torch does not work", "Use --ckpt-format torch_dist"],
+    ),
     (HANAYO, {"overlap_moe_expert_parallel_comm": True}, ["--overlap-moe-expert-parallel-comm"]),
     (HANAYO, {"load": "/gone", "finetune": True}, ["--load /gone", "no checkpoint", "--finetune"]),
     (
@@ -172,3 +179,13 @@ def test_refusals_name_the_values(flags, megatron, words):
         resolve_pipeline(parsed(*flags, **megatron))
     for word in words:
         assert word in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", REFUSED_FLAGS)
+def test_refused_flags_exist_in_megatron(name):
+    """A renamed flag would be refused no more, without a word."""
+    parser = add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
+    assert name in {action.dest for action in parser._actions}
+    args = parsed(*HANAYO, **{name: True})
+    with pytest.raises(ScheduleError, match=f"--{name.replace('_', '-')} does not work with"):
+        resolve_pipeline(args)

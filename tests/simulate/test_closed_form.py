@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from hanayo_megatron.schedule import Costs, Kind, ScheduleSpec
+from hanayo_megatron.schedule import Costs, Kind, ScheduleError, ScheduleSpec
 from hanayo_megatron.schedule.registry import schedule_names
 from hanayo_megatron.simulate.closed_form import closed_form
 from hanayo_megatron.simulate.report import report_by_name
@@ -13,33 +13,29 @@ EQUAL = Costs()
 TIMES = (EQUAL, Costs(input=1.5, weight=0.5), Costs(forward=2), Costs(forward=2, input=2))
 
 
-def compare(name, ranks, microbatches, waves, times):
-    """(formula, simulated bubble, is it exact) of each case that has a formula."""
-    for pp, m, n, costs in product(ranks, microbatches, waves, times):
-        spec = ScheduleSpec(pp=pp, microbatches=m, waves=n, chunks=n, costs=costs)
-        form = closed_form(name, spec)
-        if form is None or form.bubble_ratio is None:
-            continue
-        simulation = report_by_name(name, spec).simulation
-        found = simulation.own_span_bubble_ratio if form.of_own_span else simulation.bubble_ratio
-        yield form.bubble_ratio, found, form.is_exact, (pp, m, n, costs)
-        peaks = simulation.peak_activations
-        if form.activations is not None and form.is_exact:
-            assert (min(peaks), max(peaks)) == pytest.approx(form.activations), (pp, m, n)
-        assert set(simulation.weight_memory) == {form.weights}
-
-
 @pytest.mark.parametrize("name", sorted(set(schedule_names()) - {"hanayo", "v-half", "v-min"}))
 def test_exact_formulas_equal_the_simulation(name):
     exact = 0
-    for formula, found, is_exact, case in compare(name, (1, 2, 4), (1, 4, 5, 8, 12), (1, 2), TIMES):
-        if is_exact:
-            assert found == pytest.approx(formula, abs=1e-12), case
-            exact += 1
-        else:
-            # The published bubble of dualpipe-v and zb-h2 is what a rank idles at most, roughly.
-            assert found <= formula + 0.06, case
-    assert exact >= 8 or name == "dualpipe-v"
+    for pp, m, n, costs in product((1, 2, 4), (1, 4, 5, 8, 12), (1, 2), TIMES):
+        spec = ScheduleSpec(pp=pp, microbatches=m, waves=n, chunks=n, costs=costs)
+        try:
+            simulation = report_by_name(name, spec).simulation
+        except ScheduleError:
+            continue
+        form = closed_form(name, spec)
+        assert set(simulation.weight_memory) == {form.weights}
+        if form.bubble_ratio is None or not form.is_exact:
+            continue
+        exact += 1
+        case = (pp, m, n, costs)
+        assert simulation.bubble_ratio == pytest.approx(form.bubble_ratio, abs=1e-12), case
+        if form.own_span_bubble_ratio is not None:
+            own_span = simulation.own_span_bubble_ratio
+            assert own_span == pytest.approx(form.own_span_bubble_ratio, abs=1e-12), case
+        if form.activations is not None:
+            peaks = simulation.peak_activations
+            assert (min(peaks), max(peaks)) == pytest.approx(form.activations), case
+    assert exact >= 8
 
 
 @pytest.mark.parametrize(("name", "least", "most"), [("v-half", 3, 5), ("v-min", 2, 4)])

@@ -1,7 +1,7 @@
 """Timelines of real steps."""
 
-import itertools
 import json
+from itertools import pairwise
 
 import pytest
 
@@ -40,7 +40,7 @@ def test_chosen_steps_are_measured_and_drawn_beside_the_plan(launcher, tmp_path)
         computes = sorted(e for e in measured.events if e.rank == rank and e.action)
         assert [e.action for e in computes] == list(order)
         assert all(e.start < e.end for e in computes)
-        assert all(a.end <= b.start for a, b in itertools.pairwise(computes))
+        assert all(a.end <= b.start for a, b in pairwise(computes))
         ends |= {e.action: (e.start, e.end) for e in computes}
     for (stage, kind, microbatch), (start, _) in ends.items():
         if kind == "F" and stage:
