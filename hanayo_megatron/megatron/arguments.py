@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from dataclasses import replace
 from typing import Any
 
+from megatron.core.transformer.enums import LayerType
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 from megatron.training.checkpointing import checkpoint_exists
 
 from hanayo_megatron import flags
+from hanayo_megatron.megatron.hybrid import placed_pattern
 from hanayo_megatron.megatron.job_options import add_job_arguments
-from hanayo_megatron.megatron.layout import even_layout
 from hanayo_megatron.megatron.pipeline import Pipeline
-from hanayo_megatron.schedule.placement import Placement
+from hanayo_megatron.megatron.refused_flags import refuse_flags
+from hanayo_megatron.megatron.replica_arguments import check_replica_flags
+from hanayo_megatron.megatron.split import (
+    embedding_cost,
+    head_cost,
+    layout_string,
+    split_layers,
+)
 from hanayo_megatron.schedule.registry import (
     build_schedule,
     load_schedule_module,
     schedule_names,
 )
 from hanayo_megatron.schedule.schedule import ScheduleError, ScheduleSpec
+
+logger = logging.getLogger(__name__)
 
 _TRACKER = "latest_checkpointed_iteration.txt"
 
@@ -28,33 +39,8 @@ _CONFLICTS = {
     "num_virtual_stages_per_pipeline_rank": "--num-virtual-stages-per-pipeline-rank",
     "decoder_first_pipeline_num_layers": "--decoder-first-pipeline-num-layers",
     "decoder_last_pipeline_num_layers": "--decoder-last-pipeline-num-layers",
-    "account_for_embedding_in_pipeline_split": "--account-for-embedding-in-pipeline-split",
-    "account_for_loss_in_pipeline_split": "--account-for-loss-in-pipeline-split",
 }
 """Flags that lay out stages themselves."""
-
-_REFUSED = {
-    "overlap_moe_expert_parallel_comm": (
-        "--overlap-moe-expert-parallel-comm",
-        "it runs Megatron's own combined forward and backward schedule",
-    ),
-    "fine_grained_activation_offloading": (
-        "--fine-grained-activation-offloading",
-        "it derives the order of backwards from Megatron's own schedule",
-    ),
-    "moe_paged_stash": ("--moe-paged-stash", "it records Megatron's own order of chunks"),
-    "use_megatron_fsdp": ("--use-megatron-fsdp", "it was never tried with a pipeline of ours"),
-    "hybrid_layer_pattern": (
-        "--hybrid-layer-pattern",
-        "hybrid models do not read the pipeline layout; their segments are not placed yet",
-    ),
-    "mtp_num_layers": ("--mtp-num-layers", "multi-token prediction is not placed yet"),
-    "use_checkpoint_args": (
-        "--use-checkpoint-args",
-        "a checkpoint's pipeline layout belongs to the schedule that it was saved under",
-    ),
-}
-"""Flags that cannot work with any schedule of ours, and why."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -120,6 +106,7 @@ def resolve_pipeline(args: argparse.Namespace) -> Pipeline | None:
     )
     _check_used(name, spec, args)
     pipeline = Pipeline(name, spec)
+    check_replica_flags(args, pipeline)
     _lay_out(args, pipeline)
     return pipeline
 
@@ -148,14 +135,7 @@ def _check_other_flags(args: argparse.Namespace) -> None:
                 "lays out the stages. Drop it; for an uneven split give "
                 "--pipeline-model-parallel-layout in stage order"
             )
-    for name, (flag, reason) in _REFUSED.items():
-        if getattr(args, name, None):
-            raise ScheduleError(f"{flag} does not work with {chosen}: {reason}. Drop one of them")
-    if getattr(args, "cuda_graph_impl", "none") not in ("none", None):
-        raise ScheduleError(
-            f"--cuda-graph-impl {args.cuda_graph_impl} does not work with {chosen}: graphs are "
-            "captured in Megatron's own order of chunks. Drop one of them"
-        )
+    refuse_flags(args, chosen)
 
 
 def _check_checkpoint(args: argparse.Namespace) -> None:
@@ -186,43 +166,76 @@ def _lay_out(args: argparse.Namespace, pipeline: Pipeline) -> None:
     """Write the layout string, in stage order, that makes Megatron build the stages."""
     placement = pipeline.placement
     num_stages = placement.model_stages
-    if args.pipeline_model_parallel_layout is not None:
-        given = PipelineParallelLayerLayout.get_num_stages_from_str(
-            args.pipeline_model_parallel_layout
-        )
-        if given != num_stages:
-            raise ScheduleError(
-                f"--pipeline-model-parallel-layout has {given} stages; schedule "
-                f"{pipeline.name!r} needs {num_stages} on {placement.num_ranks} ranks, in stage "
-                "order"
-            )
+    if getattr(args, "hybrid_layer_pattern", None):
+        args.hybrid_layer_pattern = placed_pattern(args, pipeline.name, placement)
         return
-    num_layers = args.num_layers
-    if num_layers is None:
+    if args.pipeline_model_parallel_layout is not None:
+        _check_layout(args, pipeline)
+        return
+    if args.num_layers is None:
         raise ScheduleError(f"--pipeline-schedule {pipeline.name} needs --num-layers")
-    if num_layers % num_stages:
-        raise ScheduleError(_uneven(args, pipeline, num_layers, num_stages))
-    if _needs_layout(placement):
-        args.pipeline_model_parallel_layout = even_layout(num_layers, num_stages)
+    if args.num_layers < num_stages:
+        raise ScheduleError(_too_few_layers(args, pipeline))
+    layers = split_layers(
+        args.num_layers,
+        placement,
+        first_cost=embedding_cost(args),
+        last_cost=head_cost(args),
+    )
+    # They are counted now; Megatron takes either them or a layout.
+    args.account_for_embedding_in_pipeline_split = False
+    args.account_for_loss_in_pipeline_split = False
+    if len(set(layers)) > 1 or placement.rank_of != tuple(range(placement.num_ranks)):
+        args.pipeline_model_parallel_layout = layout_string(
+            layers, mtp_num_layers=args.mtp_num_layers or 0
+        )
+    if len(set(layers)) > 1 and args.rank == 0:
+        logger.warning(
+            "%d layers are split into stages of %s by their cost; "
+            "--pipeline-model-parallel-layout takes another split, in stage order",
+            args.num_layers,
+            ", ".join(map(str, layers)),
+        )
 
 
-def _needs_layout(placement: Placement) -> bool:
-    return placement.rank_of != tuple(range(placement.num_ranks))
+def _check_layout(args: argparse.Namespace, pipeline: Pipeline) -> None:
+    """The user's own layout fits the placement."""
+    layout, placement = args.pipeline_model_parallel_layout, pipeline.placement
+    stages = PipelineParallelLayerLayout.parse_str_to_list(layout)
+    if len(stages) != placement.model_stages:
+        raise ScheduleError(
+            f"--pipeline-model-parallel-layout has {len(stages)} stages; schedule "
+            f"{pipeline.name!r} needs {placement.model_stages} on {placement.num_ranks} ranks, in "
+            "stage order"
+        )
+    counted = _counting_flags(args)
+    if counted:
+        raise ScheduleError(
+            f"{counted[0]} means nothing beside --pipeline-model-parallel-layout {layout}, which "
+            "says what is in each stage. Drop one of them"
+        )
+    if any(LayerType.mtp in stage for stage in stages[:-1]):
+        raise ScheduleError(
+            f"--pipeline-model-parallel-layout {layout} has multi-token prediction (m) outside of "
+            "the last stage; put it there, before L"
+        )
 
 
-def _uneven(args: argparse.Namespace, pipeline: Pipeline, num_layers: int, num_stages: int) -> str:
-    below = num_layers // num_stages * num_stages
-    legal = [str(n) for n in (below, below + num_stages) if n]
+def _counting_flags(args: argparse.Namespace) -> list[str]:
+    return [
+        f"--account-for-{part}-in-pipeline-split"
+        for part in ("embedding", "loss")
+        if getattr(args, f"account_for_{part}_in_pipeline_split", False)
+    ]
+
+
+def _too_few_layers(args: argparse.Namespace, pipeline: Pipeline) -> str:
+    placement = pipeline.placement
+    num_stages = placement.model_stages
     text = (
-        f"--num-layers {num_layers} does not divide into the {num_stages} stages of "
-        f"--pipeline-schedule {pipeline.name} on {pipeline.placement.num_ranks} ranks; nearest "
-        f"legal --num-layers: {' or '.join(legal)}"
+        f"--num-layers {args.num_layers} does not fill the {num_stages} stages of "
+        f"--pipeline-schedule {pipeline.name} on {placement.num_ranks} ranks; it needs at least "
+        f"{num_stages}"
     )
-    if args.num_waves is not None:
-        per_wave = num_stages // args.num_waves
-        fits = [str(w) for w in range(1, num_layers + 1) if num_layers % (w * per_wave) == 0]
-        if fits:
-            text += f"; or --num-waves {' or '.join(fits)}"
-    return (
-        text + "; or give the split yourself with --pipeline-model-parallel-layout in stage order"
-    )
+    waves = args.num_layers // (num_stages // args.num_waves) if args.num_waves else 0
+    return f"{text}, or --num-waves of at most {waves}" if waves else text

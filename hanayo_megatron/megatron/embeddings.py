@@ -97,7 +97,8 @@ def _shared_weights(
             continue
         language_model = get_attr_wrapped_model(chunk, "pre_process", return_model_obj=True)
         shares = getattr(language_model, "share_embeddings_and_output_weights", False)
-        if shares or getattr(language_model, "mtp_process", False):
+        # Multi-token prediction embeds tokens in the last stage again.
+        if shares or getattr(language_model.config, "mtp_num_layers", None):
             copies[ends[1]] = language_model.shared_embedding_or_output_weight()
     return copies[0], copies[1]
 

@@ -11,12 +11,14 @@ from megatron.core.utils import get_model_config
 
 from hanayo_megatron.lowering.lower import LoweredSchedule
 from hanayo_megatron.megatron.agreement import agree_on_microbatches
+from hanayo_megatron.megatron.further_tokens import move_further_token_losses
 from hanayo_megatron.megatron.gradient_sync import GradientSync, ParameterSync
 from hanayo_megatron.megatron.hooks import Hook
 from hanayo_megatron.megatron.job import Job
-from hanayo_megatron.megatron.losses import move_to_rank
+from hanayo_megatron.megatron.losses import collect_on_rank
 from hanayo_megatron.megatron.microbatch_data import MicrobatchReader
 from hanayo_megatron.megatron.pipeline import Pipeline
+from hanayo_megatron.megatron.replica_gradients import ReplicaGradientSync, ReplicaParameterSync
 from hanayo_megatron.megatron.stage_worker import MegatronWorker, StepRequest
 from hanayo_megatron.runtime.executor import Executor
 from hanayo_megatron.runtime.torch_transport import transport_for
@@ -123,18 +125,17 @@ def _step(
     placement, config, pp_group = pipeline.placement, request.config, pg_collection.pp
     rank = pp_group.rank()
     finalize = None if request.forward_only else config.finalize_model_grads_func
-    holds_loss = placement.rank_of[-1] == rank
+    holds_loss = rank in placement.last_ranks
     if finalize is not None:
         embedding = schedules.clear_embedding_activation_buffer(config, request.model, holds_loss)
 
-    with GradientSync(config, request.model) as gradient_sync:
+    with _gradient_sync(pipeline, request) as gradient_sync:
         worker = MegatronWorker(
             pipeline,
             request,
+            microbatches_of_replica=lowered.schedule.microbatches_of_replica,
             gradient_sync=gradient_sync,
-            parameter_sync=ParameterSync(
-                config, request.model, _first_uses(pipeline, lowered.schedule, rank)
-            ),
+            parameter_sync=_parameter_sync(pipeline, lowered.schedule, request, rank),
         )
         transport = transport_for(pp_group, num_stages=placement.num_stages, pairs=job.pairs)
         messenger = job.messenger(transport, worker, announce_shapes=config.variable_seq_lengths)
@@ -149,20 +150,40 @@ def _step(
         if config.calculate_per_token_loss:
             # Megatron's finalize reads the count on the last rank; here every rank has it.
             num_tokens = worker.num_tokens
-            dist.broadcast(num_tokens, group=pp_group, group_src=placement.rank_of[-1])
+            dist.all_reduce(num_tokens, group=pp_group)
         finalize(
             request.model,
             num_tokens,
             pg_collection=pg_collection,
             force_all_reduce=force_all_reduce,
         )
-    return move_to_rank(
+    if getattr(config, "mtp_num_layers", None):
+        move_further_token_losses(
+            source=placement.rank_of[-1], target=placement.num_ranks - 1, group=pp_group
+        )
+    return collect_on_rank(
         worker.collected,
-        source=placement.rank_of[-1],
+        sources=placement.last_ranks,
         target=placement.num_ranks - 1,
         group=pp_group,
         outlines=job.outlines,
     )
+
+
+def _gradient_sync(pipeline: Pipeline, request: StepRequest) -> GradientSync | ReplicaGradientSync:
+    if pipeline.placement.replicas > 1 and not request.forward_only:
+        return ReplicaGradientSync(request.config, request.model)
+    return GradientSync(request.config, request.model)
+
+
+def _parameter_sync(
+    pipeline: Pipeline, schedule: Schedule, request: StepRequest, rank: int
+) -> ParameterSync | ReplicaParameterSync:
+    used = _first_uses(pipeline, schedule, rank)
+    if pipeline.placement.replicas > 1 and not request.forward_only:
+        idle = [chunk for chunk in range(pipeline.num_chunks) if chunk not in used]
+        return ReplicaParameterSync(request.config, request.model, idle=idle)
+    return ParameterSync(request.config, request.model, used)
 
 
 def _first_uses(pipeline: Pipeline, schedule: Schedule, rank: int) -> list[int]:
@@ -178,13 +199,18 @@ def _readers(
 ) -> list[Iterator | None]:
     """The chunks' data iterators, made to follow the schedule where it is out of order."""
     readers = list(iterators)
-    total = schedule.num_microbatches
-    for chunk, stage in enumerate(pipeline.placement.stages_of[rank]):
+    placement, total = pipeline.placement, schedule.num_microbatches
+    for chunk, stage in enumerate(placement.stages_of[rank]):
         wanted = [
             a.microbatch for a in schedule.orders[rank] if a.stage == stage and a.kind is Kind.F
         ]
         if iterators[chunk] is not None and wanted != list(range(total)):
-            readers[chunk] = MicrobatchReader(iterators[chunk], wanted=wanted, total=total)
+            readers[chunk] = MicrobatchReader(
+                iterators[chunk],
+                wanted=wanted,
+                total=total,
+                reads_data=placement.is_first(stage) or placement.is_last(stage),
+            )
     return readers
 
 

@@ -11,14 +11,18 @@ from typing import Any
 
 from hanayo_megatron.flags import concern_plugin
 from hanayo_megatron.megatron.arguments import add_arguments, resolve_pipeline
+from hanayo_megatron.megatron.checkpoints import checkpoint_hooks
 from hanayo_megatron.megatron.embeddings import embedding_hooks
 from hanayo_megatron.megatron.forward_backward import schedule_hooks
 from hanayo_megatron.megatron.hooks import Hook, Replacement, apply
+from hanayo_megatron.megatron.hybrid import hybrid_hooks
 from hanayo_megatron.megatron.job import Job, start_hook
 from hanayo_megatron.megatron.job_options import job_options
 from hanayo_megatron.megatron.layout import placement_layout
 from hanayo_megatron.megatron.pipeline import Pipeline
 from hanayo_megatron.megatron.plan_fields import plan_fields
+from hanayo_megatron.megatron.replica_arguments import chunks_named
+from hanayo_megatron.megatron.replicas import replica_hooks
 from hanayo_megatron.megatron.stages import stage_hooks
 
 logger = logging.getLogger(__name__)
@@ -58,6 +62,9 @@ def hook_megatron(pipeline: Pipeline, job: Job | None = None) -> list[Replacemen
             *embedding_hooks(pipeline),
             *schedule_hooks(pipeline, job),
             start_hook(pipeline, job),
+            *checkpoint_hooks(),
+            *hybrid_hooks(pipeline),
+            *(replica_hooks() if pipeline.placement.replicas > 1 else ()),
         ]
     )
 
@@ -81,6 +88,7 @@ def _validating(original: Callable) -> Callable:
                     pipeline.placement.model_stages,
                     pipeline.placement.num_ranks,
                 )
-        return original(args, *rest, **named)
+        with chunks_named(args, pipeline):
+            return original(args, *rest, **named)
 
     return validate_args

@@ -26,7 +26,10 @@ def placement_layout(placement: Placement) -> type[PipelineParallelLayerLayout]:
                 for rank in range(pipeline_model_parallel_size)
             ]
             self.stages = stages
-            self.layout = [[stages[s] for s in held] for held in placement.stages_of]
+            self.layout = [
+                [stages[placement.model_stage_of(s)] for s in held] for held in placement.stages_of
+            ]
+            self.virtual_pipeline_model_parallel_size = len(self.layout[0])
 
         def validate_layer_layout(self, num_layers: int, mtp_num_layers: int) -> bool:
             super().validate_layer_layout(num_layers, mtp_num_layers)
@@ -40,7 +43,7 @@ def placement_layout(placement: Placement) -> type[PipelineParallelLayerLayout]:
         ) -> int:
             if pp_rank is None:
                 pp_rank = parallel_state.get_pipeline_model_parallel_rank()
-            stage = placement.stages_of[pp_rank][vp_stage or 0]
+            stage = placement.model_stage_of(placement.stages_of[pp_rank][vp_stage or 0])
             return sum(layers.count(layer_type) for layers in self.stages[:stage])
 
         @staticmethod
@@ -49,12 +52,3 @@ def placement_layout(placement: Placement) -> type[PipelineParallelLayerLayout]:
             return PlacementLayout(layout, pipeline_model_parallel_size)
 
     return PlacementLayout
-
-
-def even_layout(num_layers: int, num_stages: int) -> str:
-    """Megatron's layout string, in stage order, with equally many layers in every stage."""
-    layers = "t" * (num_layers // num_stages)
-    inner = [layers] * num_stages
-    inner[0] = "E" + inner[0]
-    inner[-1] += "L"
-    return "|".join(inner)

@@ -1,10 +1,11 @@
-"""Brings what the last stage collected to the rank on which Megatron logs."""
+"""Brings what the last stages collected to the rank on which Megatron logs."""
 
 from __future__ import annotations
 
 import hashlib
 import pickle
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,6 +24,33 @@ class Outlines:
 
     def __init__(self) -> None:
         self.known: dict[bytes, Any] = {}
+
+
+def collect_on_rank(
+    collected: dict[int, list],
+    *,
+    sources: Sequence[int],
+    target: int,
+    group: dist.ProcessGroup,
+    outlines: Outlines,
+) -> list:
+    """Join what the ranks with a last stage collected by microbatch.
+
+    Returns the items in the order of microbatches on ``target``, an empty list on other ranks.
+    """
+    if group.rank() not in (*sources, target):
+        return []
+    found = dict(collected)
+    for source in sources:
+        if source != target:
+            moved = move_to_rank(
+                [collected], source=source, target=target, group=group, outlines=outlines
+            )
+            for part in moved:
+                found |= part
+    if group.rank() != target:
+        return []
+    return [item for _, items in sorted(found.items()) for item in items]
 
 
 def move_to_rank(

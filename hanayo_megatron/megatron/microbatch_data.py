@@ -12,19 +12,25 @@ class MicrobatchReader:
     """A chunk's data iterator that can be asked for any of the step's microbatches.
 
     The iterator below yields microbatches 0..M-1 of the step in order. Those that come before the
-    one that is asked for are kept if the chunk runs them later, and dropped otherwise. Every step
-    takes M items, or none where the chunk reads no data.
+    one that is asked for are kept if the chunk runs them later, and dropped otherwise: another
+    replica of the model reads them. Every step takes M items, or none where the chunk reads no
+    data.
 
     Args:
         iterator: Megatron's own for the chunk.
         wanted: microbatches that the chunk runs, in any order.
         total: M.
+        reads_data: whether the chunk is the first or the last of the model, so that steps in which
+            it runs nothing count too.
     """
 
-    def __init__(self, iterator: Iterator, *, wanted: Sequence[int], total: int) -> None:
+    def __init__(
+        self, iterator: Iterator, *, wanted: Sequence[int], total: int, reads_data: bool
+    ) -> None:
         self._iterator = iterator
         self._wanted = set(wanted)
         self._total = total
+        self._reads_data = reads_data
         self._position = 0
         self._kept: dict[int, Any] = {}
         self._selected: int | None = None
@@ -49,8 +55,9 @@ class MicrobatchReader:
 
     def finish(self) -> None:
         """Leave the iterator below at the start of the next step."""
-        while 0 < self._position < self._total:
-            self._read()
+        if self._position > 0 or self._reads_data:
+            while self._position < self._total:
+                self._read()
 
     def _read(self) -> None:
         item = next(self._iterator)

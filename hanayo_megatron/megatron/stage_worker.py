@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from megatron.core.pipeline_parallel import schedules
 
+from hanayo_megatron.errors import HanayoError
 from hanayo_megatron.lowering.operation import Transfer
 from hanayo_megatron.megatron.gradient_sync import GradientSync, ParameterSync
 from hanayo_megatron.megatron.microbatch_data import MicrobatchReader
 from hanayo_megatron.megatron.pipeline import Pipeline
+from hanayo_megatron.megatron.replica_gradients import ReplicaGradientSync, ReplicaParameterSync
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,10 @@ class StepRequest:
     first_val_step: bool | None
 
 
+class EndOfDataError(HanayoError, EOFError):
+    """A data iterator ended within a step."""
+
+
 class MegatronWorker:
     """The stages of one rank as Megatron model chunks."""
 
@@ -40,12 +47,14 @@ class MegatronWorker:
         pipeline: Pipeline,
         request: StepRequest,
         *,
-        gradient_sync: GradientSync,
-        parameter_sync: ParameterSync,
+        microbatches_of_replica: Sequence[Sequence[int]],
+        gradient_sync: GradientSync | ReplicaGradientSync,
+        parameter_sync: ParameterSync | ReplicaParameterSync,
     ) -> None:
         self._pipeline = pipeline
         self._placement = pipeline.placement
         self._request = request
+        self._microbatches_of_replica = microbatches_of_replica
         self._gradient_sync = gradient_sync
         self._parameter_sync = parameter_sync
         self._backwards_left: dict[int, int] = {}
@@ -55,9 +64,9 @@ class MegatronWorker:
         """Tokens that counted in the losses of this rank's last stage."""
 
     @property
-    def collected(self) -> list:
-        """What the loss function reported, in the order of microbatches."""
-        return [item for _, items in sorted(self._collected.items()) for item in items]
+    def collected(self) -> dict[int, list]:
+        """What the loss function reported on this rank, by microbatch."""
+        return self._collected
 
     def forward(
         self, stage: int, microbatch: int, input_tensor: torch.Tensor | None
@@ -69,7 +78,7 @@ class MegatronWorker:
         data = request.data_iterators[chunk]
         if isinstance(data, MicrobatchReader):
             data.select(microbatch)
-        with self._pipeline.at_work(stage):
+        with self._pipeline.at_work(stage), _explaining_end_of_data(chunk, microbatch):
             output, num_tokens = schedules.forward_step(
                 request.forward_step_func,
                 data,
@@ -87,7 +96,8 @@ class MegatronWorker:
                 vp_stage=chunk if self._pipeline.num_chunks > 1 else None,
                 is_last_stage=self._placement.is_last(stage),
             )
-        self._backwards_left.setdefault(stage, request.num_microbatches)
+        share = self._microbatches_of_replica[self._placement.replica_of(stage)]
+        self._backwards_left.setdefault(stage, len(share))
         if self._placement.is_last(stage):
             self._collected[microbatch] = collected
             self.num_tokens += num_tokens.to(self._device)
@@ -125,3 +135,15 @@ class MegatronWorker:
 
     def sync_gradients(self, stage: int) -> None:
         self._gradient_sync.after_last_backward(self._placement.chunk_of[stage])
+
+
+@contextmanager
+def _explaining_end_of_data(chunk: int, microbatch: int) -> Iterator[None]:
+    try:
+        yield
+    except StopIteration as error:
+        raise EndOfDataError(
+            f"the data iterator of chunk {chunk} ended before microbatch {microbatch} of this "
+            "step; every step takes one item a microbatch from each iterator. Give more samples, "
+            "or train or evaluate fewer iterations"
+        ) from error

@@ -10,6 +10,7 @@ from megatron.core import parallel_state
 from hanayo_megatron.megatron.embeddings import tie_shared_weights
 from hanayo_megatron.megatron.hooks import Hook
 from hanayo_megatron.megatron.pipeline import Pipeline
+from hanayo_megatron.schedule.schedule import ScheduleError
 
 
 def stage_hooks(pipeline: Pipeline) -> list[Hook]:
@@ -103,7 +104,9 @@ def _building_stages(pipeline: Pipeline) -> Callable[[Any], Any]:
                 if vp_stage is not None:
                     kwargs["vp_stage"] = vp_stage
                 with pipeline.at_work(stage):
-                    return build_model(*args, **kwargs)
+                    chunk = build_model(*args, **kwargs)
+                _check_is_one_stack(chunk, pipeline)
+                return chunk
 
             model = original(build_stage, *args, **kwargs)
             tie_shared_weights(pipeline, model)
@@ -112,3 +115,12 @@ def _building_stages(pipeline: Pipeline) -> Callable[[Any], Any]:
         return build_all
 
     return wrap
+
+
+def _check_is_one_stack(chunk: Any, pipeline: Pipeline) -> None:
+    """Stages of T5 and of models with a vision encoder exchange more than one tensor."""
+    if hasattr(chunk, "add_encoder") or hasattr(chunk, "modality_submodules"):
+        raise ScheduleError(
+            f"--pipeline-schedule {pipeline.name} trains models of one stack of layers (GPT, "
+            f"hybrid, BERT), not {type(chunk).__name__}, which has several. Drop the flag"
+        )

@@ -31,6 +31,7 @@ class _Posted:
     peer: int
     sends: Sequence[Parcel]
     receives: Sequence[Parcel]
+    communicator: str
     done: bool = False
     sent: list[torch.Tensor] = field(default_factory=list)
     """What the sends held when the group ran."""
@@ -56,13 +57,14 @@ class StrictNetwork:
     num_ranks: int
     communicators: Communicators = "pair"
     _lock: threading.Condition = field(default_factory=threading.Condition)
-    _queues: dict[tuple[int, int | None], deque[_Posted]] = field(default_factory=dict)
+    _queues: dict[tuple[int, int | None, str], deque[_Posted]] = field(default_factory=dict)
     _waiting: dict[int, _Posted] = field(default_factory=dict)
     _finished: set[int] = field(default_factory=set)
     _error: TransportError | None = None
 
-    def transport(self, rank: int) -> StrictTransport:
-        return StrictTransport(self, rank)
+    def transport(self, rank: int, communicator: str = "pipeline") -> StrictTransport:
+        """A rank's end of one communicator; each has its own queues."""
+        return StrictTransport(self, rank, communicator)
 
     def post(self, group: _Posted) -> None:
         """Append to the rank's queue and start every group that can start."""
@@ -70,7 +72,8 @@ class StrictNetwork:
             self._raise_error()
             if group.rank == group.peer:
                 self._fail(f"a rank must not send to itself: {group}")
-            self._queue(group.rank, group.peer).append(group)
+            key = self._key(group.rank, group.peer, group.communicator)
+            self._queues.setdefault(key, deque()).append(group)
             self._advance(group.rank, group.peer)
 
     def wait(self, group: _Posted) -> None:
@@ -126,21 +129,18 @@ class StrictNetwork:
             raise TransportError(f"never matched by the peer: {'; '.join(map(str, left))}")
         return results
 
-    def _queue(self, rank: int, peer: int) -> deque[_Posted]:
-        key = (rank, None if self.communicators == "group" else peer)
-        return self._queues.setdefault(key, deque())
+    def _key(self, rank: int, peer: int, communicator: str) -> tuple[int, int | None, str]:
+        return rank, None if self.communicators == "group" else peer, communicator
 
     def _advance(self, *ranks: int) -> None:
         """Complete groups at the heads of both sides' queues until none is left."""
         touched = list(ranks)
         while touched:
             rank = touched.pop()
-            queues = [q for (owner, _), q in self._queues.items() if owner == rank and q]
+            queues = [q for (owner, *_), q in self._queues.items() if owner == rank and q]
             for queue in queues:
                 mine = queue[0]
-                others = self._queues.get(
-                    (mine.peer, None if self.communicators == "group" else rank)
-                )
+                others = self._queues.get(self._key(mine.peer, rank, mine.communicator))
                 if not others or others[0].peer != rank:
                     continue
                 theirs = others[0]
@@ -200,15 +200,16 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class StrictTransport:
-    """One rank's end of a StrictNetwork."""
+    """One rank's end of a communicator of a StrictNetwork."""
 
     network: StrictNetwork
     rank: int
+    communicator: str
 
     def exchange(
         self, peer: int, *, sends: Sequence[Parcel], receives: Sequence[Parcel]
     ) -> list[_StrictHandle]:
-        group = _Posted(self.rank, peer, sends, receives)
+        group = _Posted(self.rank, peer, sends, receives, self.communicator)
         self.network.post(group)
         return [_StrictHandle(self.network, group)] * (len(sends) + len(receives))
 

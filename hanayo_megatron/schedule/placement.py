@@ -48,10 +48,14 @@ class Placement:
 
     @cached_property
     def stages_of(self) -> tuple[tuple[int, ...], ...]:
-        """Stage ids of each rank, ascending: position n is the rank's chunk n."""
+        """Stage ids of each rank in the order of the model: position n is the rank's chunk n.
+
+        So ranks that mirror each other in a replicated pipeline hold the same pieces of the model
+        in the same order of chunks, whichever replica a chunk belongs to.
+        """
         stages: list[list[int]] = [[] for _ in range(self.num_ranks)]
-        for stage, rank in enumerate(self.rank_of):
-            stages[rank].append(stage)
+        for stage in sorted(range(self.num_stages), key=self.model_stage_of):
+            stages[self.rank_of[stage]].append(stage)
         return tuple(map(tuple, stages))
 
     @cached_property
@@ -78,6 +82,12 @@ class Placement:
     def is_last(self, stage: int) -> bool:
         """Whether the stage computes the loss."""
         return stage % self.model_stages == self.model_stages - 1
+
+    @property
+    def last_ranks(self) -> tuple[int, ...]:
+        """Ranks that compute a loss, one of each replica."""
+        depth = self.model_stages
+        return tuple(self.rank_of[depth - 1 :: depth])
 
     def is_turn(self, stage: int) -> bool:
         """Whether the stage's output stays on its rank (no transfer to the next stage)."""

@@ -3,8 +3,10 @@
 import argparse
 
 import pytest
+from megatron.training.arguments import add_megatron_arguments
 
 from hanayo_megatron.megatron.arguments import add_arguments, resolve_pipeline
+from hanayo_megatron.megatron.refused_flags import REFUSED as REFUSED_FLAGS
 from hanayo_megatron.schedule.schedule import ScheduleError
 
 
@@ -20,6 +22,11 @@ def parsed(*flags, **megatron):
         "micro_batch_size": 1,
         "global_batch_size": 8,
         "num_layers": 16,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "seq_length": 32,
+        "vocab_size": 256,
+        "mtp_num_layers": None,
         "pipeline_model_parallel_layout": None,
         "cuda_graph_impl": "none",
         "load": None,
@@ -56,7 +63,58 @@ def test_the_users_own_split_is_kept():
     assert args.pipeline_model_parallel_layout == split
 
 
+def test_an_uneven_count_is_balanced_over_the_ranks():
+    """16 stages on 4 ranks; rank 0 has the head, so each rank gets 4 or 5 layers of 18."""
+    args = parsed("--pipeline-schedule", "hanayo", "--num-waves", "2", num_layers=18)
+    pipeline = resolve_pipeline(args)
+    stages = [s.count("t") for s in args.pipeline_model_parallel_layout.split("|")]
+    ranks = [sum(stages[s] for s in held) for held in pipeline.placement.stages_of]
+    assert sum(stages) == 18
+    assert sorted(ranks) == [4, 4, 5, 5]
+    assert ranks[0] == 4
+
+
+def test_flags_that_count_the_ends_as_layers():
+    """14 layers and both ends are 16: two for each of 8 stages, as Megatron counts them."""
+    args = parsed(
+        *("--pipeline-schedule", "hanayo"),
+        num_layers=14,
+        account_for_embedding_in_pipeline_split=True,
+        account_for_loss_in_pipeline_split=True,
+    )
+    resolve_pipeline(args)
+    assert args.pipeline_model_parallel_layout == "Et|tt|tt|tt|tt|tt|tt|tL"
+    assert not args.account_for_embedding_in_pipeline_split
+    assert not args.account_for_loss_in_pipeline_split
+
+
+def test_further_predicted_tokens_are_in_the_last_stage():
+    args = parsed("--pipeline-schedule", "hanayo", mtp_num_layers=2)
+    resolve_pipeline(args)
+    assert args.pipeline_model_parallel_layout.endswith("mmL")
+    assert args.pipeline_model_parallel_layout.count("m") == 2
+
+
 HANAYO = ("--pipeline-schedule", "hanayo")
+
+
+@pytest.mark.parametrize(
+    ("given", "placed"),
+    [
+        ("M*M-M*M-", "M|*|M|-|M|*|M|-"),
+        ("MM|*-|M|M*|M|-|M|*", "MM|*-|M|M*|M|-|M|*"),
+        # Rank 0 has the head; of the others the later stages get more.
+        ("M*M-M*M-M*", "M|*|M|-|M|*M|-M|*"),
+    ],
+)
+def test_a_hybrid_pattern_gets_a_segment_a_stage(given, placed):
+    args = parsed(*HANAYO, hybrid_layer_pattern=given, num_layers=None)
+    resolve_pipeline(args)
+    assert args.hybrid_layer_pattern == placed
+    assert args.pipeline_model_parallel_layout is None
+
+
+LAYOUT = "Et|tttt|tt|t|t|tt|tttt|tL"
 REFUSED = [
     (("--num-waves", "2"), {}, ["--num-waves 2 needs --pipeline-schedule"]),
     (
@@ -69,32 +127,42 @@ REFUSED = [
     (
         (*HANAYO, "--num-waves", "3"),
         {},
-        ["--num-layers 16", "24 stages", "legal --num-layers: 24", "--num-waves 1 or 2"],
+        ["--num-layers 16", "24 stages", "4 ranks", "at least 24", "--num-waves of at most 2"],
     ),
-    (
-        (*HANAYO, "--num-waves", "1"),
-        {"num_layers": 20},
-        ["--num-layers 20", "8 stages", "4 ranks", "16 or 24"],
-    ),
+    (HANAYO, {"num_layers": 7}, ["--num-layers 7", "8 stages", "at least 8"]),
     (HANAYO, {"num_layers": None}, ["needs --num-layers"]),
     (
         HANAYO,
         {"num_layers_per_virtual_pipeline_stage": 2},
         ["--num-layers-per-virtual-pipeline-stage 2 conflicts"],
     ),
+    (HANAYO, {"pipeline_model_parallel_layout": "Et|t|t|tL"}, ["has 4 stages", "needs 8"]),
     (
         HANAYO,
-        {"account_for_loss_in_pipeline_split": True},
-        ["--account-for-loss-in-pipeline-split", "conflicts"],
+        {"pipeline_model_parallel_layout": LAYOUT, "account_for_loss_in_pipeline_split": True},
+        ["--account-for-loss-in-pipeline-split means nothing beside", LAYOUT],
     ),
-    (HANAYO, {"pipeline_model_parallel_layout": "Et|t|t|tL"}, ["has 4 stages", "needs 8"]),
+    (
+        HANAYO,
+        {"pipeline_model_parallel_layout": "Et|t|t|t|t|t|tm|L"},
+        ["Et|t|t|t|t|t|tm|L", "outside of the last stage", "before L"],
+    ),
     (
         ("--pipeline-schedule", "1f1b", "--num-waves", "2"),
         {},
         ["--num-waves 2 means nothing to schedule '1f1b'"],
     ),
     ((*HANAYO, "--num-chunks", "2"), {}, ["--num-chunks 2 means nothing"]),
+    (HANAYO, {"hybrid_layer_pattern": "M*|M-"}, ["M*|M-", "2 segments", "needs 8 on 4 ranks"]),
+    (HANAYO, {"hybrid_layer_pattern": "M*M-"}, ["M*M-", "4 layers", "at least 8"]),
+    (HANAYO, {"hybrid_layer_pattern": "M*M-M*M-/M"}, ["further tokens", "GPT models only"]),
+    (HANAYO, {"decoder_num_layers": 4}, ["--decoder-num-layers", "T5"]),
     (HANAYO, {"cuda_graph_impl": "local"}, ["--cuda-graph-impl local"]),
+    (
+        HANAYO,
+        {"ckpt_format": "torch"},
+        ["--ckpt-format torch does not work", "Use --ckpt-format torch_dist"],
+    ),
     (HANAYO, {"overlap_moe_expert_parallel_comm": True}, ["--overlap-moe-expert-parallel-comm"]),
     (HANAYO, {"load": "/gone", "finetune": True}, ["--load /gone", "no checkpoint", "--finetune"]),
     (
@@ -111,3 +179,13 @@ def test_refusals_name_the_values(flags, megatron, words):
         resolve_pipeline(parsed(*flags, **megatron))
     for word in words:
         assert word in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", REFUSED_FLAGS)
+def test_refused_flags_exist_in_megatron(name):
+    """A renamed flag would be refused no more, without a word."""
+    parser = add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
+    assert name in {action.dest for action in parser._actions}
+    args = parsed(*HANAYO, **{name: True})
+    with pytest.raises(ScheduleError, match=f"--{name.replace('_', '-')} does not work with"):
+        resolve_pipeline(args)

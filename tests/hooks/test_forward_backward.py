@@ -80,7 +80,13 @@ def run_step(monkeypatch):
     """Run one step of a pipeline in threads; the chunks, returned losses and events by rank."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(module, "agree_on_microbatches", lambda count: None)
-    monkeypatch.setattr(module, "move_to_rank", lambda values, **ranks: values)
+    monkeypatch.setattr(
+        module,
+        "collect_on_rank",
+        lambda collected, **ranks: [
+            item for _, items in sorted(collected.items()) for item in items
+        ],
+    )
 
     def run(name, pp, microbatches, *, waves=1, forward_only=False, reduce_by_call=False):
         spec = ScheduleSpec(pp=pp, microbatches=microbatches, waves=waves)

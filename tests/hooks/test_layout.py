@@ -4,7 +4,8 @@ import pytest
 from megatron.core import parallel_state
 from megatron.core.transformer.enums import LayerType
 
-from hanayo_megatron.megatron.layout import even_layout, placement_layout
+from hanayo_megatron.megatron.layout import placement_layout
+from hanayo_megatron.megatron.split import layout_string
 from hanayo_megatron.schedule.placement import Placement, linear, looped, wave
 
 
@@ -39,7 +40,7 @@ def test_every_layer_once_and_in_stage_order(placement, chunks):
     chunks(num_chunks)
     num_layers = placement.num_stages * 3
     layout = placement_layout(placement)(
-        even_layout(num_layers, placement.num_stages), placement.num_ranks
+        layout_string([3] * placement.num_stages), placement.num_ranks
     )
     assert layout.validate_layer_layout(num_layers, None) is False
     found = {}

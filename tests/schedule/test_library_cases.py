@@ -5,6 +5,7 @@ from itertools import product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from schedule_measure import measure, stage_times
 
 from hanayo_megatron.schedule.costs import Costs
 from hanayo_megatron.schedule.csv_file import load_schedule, write_schedule
@@ -142,8 +143,6 @@ def test_schedules_that_do_not_adapt_refuse_a_limit_below_their_peak(name):
 
 
 def test_more_memory_never_makes_a_schedule_slower_than_less():
-    from schedule_measure import measure, stage_times
-
     for name, pp in product(("zb-h1", "zb-v", "hanayo-zb", "hanayo"), (4, 8)):
         spans = []
         for limit in (1, pp // 2, pp, 2 * pp):

@@ -15,12 +15,13 @@ def plain_checkpoint(
     """A torch_dist checkpoint after one step of plain Megatron at PP=1, made once per model."""
     made: dict[tuple, Path] = {}
 
-    def checkpoint(*model: str, layers: int) -> Path:
-        key = (layers, model)
+    def checkpoint(*model: str, layers: int, module: str = "hanayo_megatron.pretrain_gpt") -> Path:
+        key = (layers, model, module)
         if key not in made:
             folder = tmp_path_factory.mktemp("plain")
             save = ("--save", str(folder), "--save-interval", "1")
-            launcher.run(tiny_gpt(*model, *save, layers=layers, iterations=1), ranks=1).check()
+            arguments = tiny_gpt(*model, *save, layers=layers, iterations=1)
+            launcher.run(arguments, ranks=1, module=module).check()
             made[key] = folder
         return made[key]
 

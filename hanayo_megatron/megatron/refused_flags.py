@@ -1,0 +1,80 @@
+"""Megatron's flags that cannot work with a schedule of ours, and why."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+
+from hanayo_megatron.schedule.schedule import ScheduleError
+
+REFUSED: Mapping[str, str] = {
+    "overlap_moe_expert_parallel_comm": (
+        "it runs Megatron's own combined forward and backward schedule"
+    ),
+    "delay_wgrad_compute": ("it belongs to Megatron's own combined forward and backward schedule"),
+    "enable_cuda_graph": "graphs are captured in Megatron's own order of chunks",
+    "external_cuda_graph": "graphs are captured in Megatron's own order of chunks",
+    "fine_grained_activation_offloading": (
+        "it derives the order of backwards from Megatron's own schedule"
+    ),
+    "moe_paged_stash": "it records Megatron's own order of chunks",
+    "moe_expert_rank_capacity_factor": (
+        "it wraps the schedule to run again on overflow and records Megatron's own order of chunks"
+    ),
+    "use_megatron_fsdp": "it was never tried with a pipeline of ours",
+    "overlap_param_gather_with_optimizer_step": (
+        "it needs Megatron's legacy checkpoints, which belong to one split of the model"
+    ),
+    "iterations_to_skip": "Megatron reads one data iterator to skip, a pipeline has one a chunk",
+    "logits_save_dir": "Megatron saves the logits of the last rank's last chunk",
+    "logits_load_dir": "Megatron compares with the logits of the last rank's last chunk",
+    "perform_rl_step": "its rollouts run Megatron's inference, which knows Megatron's layout only",
+    "hybrid_override_pattern": "Megatron has renamed it; --hybrid-layer-pattern works",
+    "decoder_num_layers": (
+        "models of an encoder and a decoder (T5) send two tensors between stages"
+    ),
+    "use_checkpoint_args": (
+        "a checkpoint's pipeline layout belongs to the schedule that it was saved under"
+    ),
+    "use_mp_args_from_checkpoint_args": (
+        "a checkpoint's pipeline layout belongs to the schedule that it was saved under"
+    ),
+}
+"""By Megatron's name of the argument: why no schedule of ours can have it."""
+
+_CHOICES: Mapping[str, tuple[tuple[str | None, ...], str]] = {
+    "cuda_graph_impl": (
+        ("none", None),
+        "graphs are captured in Megatron's own order of chunks",
+    ),
+    "ckpt_format": (
+        ("torch_dist",),
+        "such checkpoints belong to one split of the model and load wrong layers under another",
+    ),
+}
+"""The values that work, and why no others do."""
+
+
+def refuse_flags(args: argparse.Namespace, chosen: str) -> None:
+    """Raise ScheduleError for the first flag that does not work with ``chosen``, with the reason.
+
+    Args:
+        args: Megatron's arguments before their validation.
+        chosen: the flag that chose the schedule, for the message.
+    """
+    for name, reason in REFUSED.items():
+        if getattr(args, name, None):
+            raise ScheduleError(
+                f"{_flag(name)} does not work with {chosen}: {reason}. Drop one of them"
+            )
+    for name, (allowed, reason) in _CHOICES.items():
+        value = getattr(args, name, allowed[0])
+        if value not in allowed:
+            raise ScheduleError(
+                f"{_flag(name)} {value} does not work with {chosen}: {reason}. Use "
+                f"{_flag(name)} {allowed[0]}, or drop {chosen}"
+            )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
