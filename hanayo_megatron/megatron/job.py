@@ -18,8 +18,9 @@ from hanayo_megatron import cpu
 from hanayo_megatron.errors import HanayoError
 from hanayo_megatron.lowering.lower import LoweredSchedule
 from hanayo_megatron.megatron.hooks import Hook
+from hanayo_megatron.megatron.host_network import hosts_of
 from hanayo_megatron.megatron.job_options import JobOptions
-from hanayo_megatron.megatron.losses import Outlines, move_to_rank
+from hanayo_megatron.megatron.losses import Outlines, collect_on_rank
 from hanayo_megatron.megatron.pipeline import Pipeline
 from hanayo_megatron.megatron.timelines import StepTimelines
 from hanayo_megatron.runtime.agreement import agree
@@ -55,7 +56,7 @@ class Job:
         """By peer, the group that carries transfers with it; None: the pipeline's own does."""
         self.outlines = Outlines()
         on_gpu = torch.cuda.is_available() and not cpu.is_active()
-        self.progress = Progress(on_gpu=on_gpu)
+        self.progress = Progress(on_gpu=on_gpu and self.options.watchdog_seconds > 0)
         self._timelines: StepTimelines | None = None
         if self.options.timeline is not None:
             steps = self.options.timeline_steps
@@ -90,18 +91,23 @@ class Job:
         sys.excepthook = _telling(watchdog, sys.excepthook)
 
     def connect(self, pipeline: Pipeline) -> None:
-        """Make and warm up what NCCL needs for transfers between stages, and for the losses."""
+        """Make and warm up what NCCL needs for transfers between stages, and for the losses.
+
+        All ranks of a pipeline take every step of this in one order. The pipeline's own group is
+        connected in any case: tied weights and token counts use it, some of them between two ranks
+        only, which NCCL cannot do before all ranks have connected.
+        """
         group = parallel_state.get_pipeline_model_parallel_group()
         if dist.get_backend(group) != dist.Backend.NCCL:
             return
-        if self.options.communicators == "pair":
-            self.pairs = connect_pairs(group, pipeline.placement)
-        else:
-            connect_group(group)
         placement = pipeline.placement
-        move_to_rank(
-            [torch.zeros(1, device=torch.cuda.current_device())],
-            source=placement.rank_of[-1],
+        connect_group(group)
+        if self.options.communicators == "pair":
+            self.pairs = connect_pairs(group, placement)
+        hosts_of(group)
+        collect_on_rank(
+            {group.rank(): [torch.zeros(1, device=torch.cuda.current_device())]},
+            sources=placement.last_ranks,
             target=placement.num_ranks - 1,
             group=group,
             outlines=self.outlines,

@@ -26,7 +26,8 @@ class Progress:
     wait for a transfer, and the first event that has not passed tells what the GPU waits for.
 
     Args:
-        on_gpu: whether the work that is issued runs on the current CUDA device.
+        on_gpu: whether the work that is issued runs on the current CUDA device, and somebody asks
+            for ``seconds_without_change`` now and then, which lets go of events that have passed.
     """
 
     def __init__(self, *, on_gpu: bool) -> None:

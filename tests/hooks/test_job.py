@@ -1,0 +1,49 @@
+"""What happens before the first step, with stand-ins for NCCL."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from hanayo_megatron.megatron import job as module
+from hanayo_megatron.megatron.job import Job, start_hook
+from hanayo_megatron.megatron.job_options import JobOptions
+from hanayo_megatron.megatron.pipeline import Pipeline
+from hanayo_megatron.schedule import ScheduleSpec
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What was connected, in order, on a rank of a pipeline of four under NCCL."""
+    made = []
+    group = SimpleNamespace(rank=lambda: 1)
+    monkeypatch.setattr(parallel_state, "get_pipeline_model_parallel_group", lambda: group)
+    monkeypatch.setattr(dist, "get_backend", lambda group: dist.Backend.NCCL)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
+    for name in ("connect_group", "connect_pairs", "hosts_of", "collect_on_rank"):
+        monkeypatch.setattr(module, name, lambda *a, name=name, **k: made.append(name) or name)
+    return made
+
+
+@pytest.mark.parametrize("communicators", ["pair", "group"])
+def test_all_groups_are_connected_before_the_first_step(calls, communicators):
+    job = Job(JobOptions(communicators=communicators))
+    job.connect(Pipeline("hanayo", ScheduleSpec(pp=4, microbatches=4)))
+    pairs = ["connect_pairs"] if communicators == "pair" else []
+    assert calls == ["connect_group", *pairs, "hosts_of", "collect_on_rank"]
+    assert job.pairs == (pairs[0] if pairs else None)
+
+
+def test_ranks_agree_and_are_watched_before_groups_are_made():
+    order = []
+    job = SimpleNamespace(
+        agree=lambda: order.append("agree"),
+        watch=lambda: order.append("watch"),
+        connect=lambda pipeline: order.append("connect"),
+    )
+    hook = start_hook(Pipeline("gpipe", ScheduleSpec(pp=2, microbatches=2)), job)
+    assert hook.target == "megatron.core.parallel_state:initialize_model_parallel"
+    hook.wrap(lambda *sizes, order_of: order.append((sizes, order_of)))(1, 2, order_of="tp-pp")
+    assert order == ["agree", "watch", ((1, 2), "tp-pp"), "connect"]
