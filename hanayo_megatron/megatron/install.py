@@ -16,6 +16,7 @@ from hanayo_megatron.megatron.forward_backward import schedule_hooks
 from hanayo_megatron.megatron.hooks import Hook, Replacement, apply
 from hanayo_megatron.megatron.hybrid import hybrid_hooks
 from hanayo_megatron.megatron.layout import placement_layout
+from hanayo_megatron.megatron.memory_report import memory_hooks
 from hanayo_megatron.megatron.pipeline import Pipeline
 from hanayo_megatron.megatron.stages import stage_hooks
 
@@ -56,6 +57,7 @@ def hook_megatron(pipeline: Pipeline) -> list[Replacement]:
             *schedule_hooks(pipeline),
             *checkpoint_hooks(),
             *hybrid_hooks(pipeline),
+            *memory_hooks(pipeline),
         ]
     )
 
