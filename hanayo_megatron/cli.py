@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import product
 from typing import Any, NoReturn
 
-from hanayo_megatron.schedule.costs import Costs
+from hanayo_megatron.cli_options import (
+    add_common,
+    add_json,
+    add_memory_limit,
+    add_module,
+    spec_from,
+)
+from hanayo_megatron.lowering.deadlock import check_deadlock_free
+from hanayo_megatron.lowering.lower import lower
+from hanayo_megatron.lowering.rendezvous import Communicator
+from hanayo_megatron.schedule.csv_file import load_schedule, write_schedule
+from hanayo_megatron.schedule.memory import check_memory_limit, peak_activations
 from hanayo_megatron.schedule.registry import (
+    build_schedule,
+    canonical_name,
     load_schedule_module,
     schedule_aliases,
     schedule_help,
     schedule_names,
 )
-from hanayo_megatron.schedule.schedule import ScheduleError, ScheduleSpec
-from hanayo_megatron.simulate.costs_file import load_costs
+from hanayo_megatron.schedule.schedule import ScheduleError
 from hanayo_megatron.simulate.report import Report, report_by_name
 from hanayo_megatron.simulate.tables import by_makespan, compare, describe, table, title
 
@@ -31,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. Errors are one line on stderr and exit code 2."""
     try:
         args = _parser().parse_args(arguments)
-        if args.pipeline_schedule_module:
+        if getattr(args, "pipeline_schedule_module", None):
             load_schedule_module(args.pipeline_schedule_module)
         code = args.run(args)
         sys.stdout.flush()
@@ -45,33 +55,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _simulate(args: argparse.Namespace) -> int:
-    report = report_by_name(args.schedule, _spec(args))
+    report = _report(args, args.schedule)
     if args.json:
         print(json.dumps(report.as_dict()))
     else:
-        print(describe(report, memory_limit=args.memory_limit))
+        print(describe(report))
     return 0
 
 
 def _compare(args: argparse.Namespace) -> int:
-    names = args.schedule or schedule_names()
+    names = map(canonical_name, args.schedule or schedule_names())
     reports: dict[Any, Report] = {}
     for name in dict.fromkeys([*names, _BASELINE]):
         for waves, chunks in product(args.waves, args.chunks):
             try:
-                report = report_by_name(name, _spec(args, waves=waves, chunks=chunks))
+                report = _report(args, name, waves=waves, chunks=chunks)
             except ScheduleError as error:
-                if name in (args.schedule or ()):
-                    raise
-                print(f"left out: {name}: {_one_line(error)}", file=sys.stderr)
+                print(f"left out: {_one_line(error)}", file=sys.stderr)
                 break
             # Schedules that know no waves or chunks come out the same for all of them.
-            schedule = report.schedule
-            reports[schedule.name, schedule.placement] = report
+            reports[name, report.schedule.placement] = report
+    if not reports:
+        raise ValueError("no schedule is left to compare")
     if args.json:
         print(json.dumps([r.as_dict() for r in sorted(reports.values(), key=by_makespan)]))
     else:
-        print(compare(list(reports.values()), memory_limit=args.memory_limit))
+        print(compare(list(reports.values())))
     return 0
 
 
@@ -80,12 +89,11 @@ def _plot(args: argparse.Namespace) -> int:
     from hanayo_megatron.timeline.event import load_timeline, simulated_timeline
     from hanayo_megatron.timeline.picture import draw
 
-    spec = _spec(args) if args.schedule else None
     # Costs in seconds, as measured ones are, put plan and measurement on one scale.
     unit = "s" if args.measured and args.costs else ""
     timelines = [
         simulated_timeline(report.simulation, title=title(report), unit=unit)
-        for report in (report_by_name(name, spec) for name in args.schedule)
+        for report in (_report(args, name) for name in args.schedule)
     ]
     timelines += map(load_timeline, args.measured)
     if not timelines:
@@ -96,15 +104,39 @@ def _plot(args: argparse.Namespace) -> int:
     return 0
 
 
+def _verify(args: argparse.Namespace) -> int:
+    with open(args.file, "rb"):  # a file that cannot be read is another error than a wrong one
+        pass
+    try:
+        schedule = load_schedule(args.file)
+        check_memory_limit(schedule, args.memory_limit)
+        lowered = lower(schedule)
+        for communicator in Communicator:
+            check_deadlock_free(lowered, communicator=communicator)
+    except ScheduleError as error:
+        print(json.dumps({"file": args.file, "faults": str(error)}) if args.json else error)
+        return 1
+    placement, most = schedule.placement, max(peak_activations(schedule))
+    if args.json:
+        print(json.dumps({"file": args.file, "faults": None}))
+    else:
+        print(
+            f"{args.file} is right: {placement.num_ranks} ranks, {schedule.num_microbatches} "
+            f"microbatches, {placement.model_stages} stages, {placement.replicas} replicas; "
+            f"at most {most:g} M_a of activations; its transfers cannot deadlock"
+        )
+    return 0
+
+
 def _export(args: argparse.Namespace) -> int:
-    report = report_by_name(args.schedule, _spec(args))
-    if args.output.endswith(".json"):
+    if args.output.endswith(".csv"):
+        write_schedule(build_schedule(args.schedule, spec_from(args, args.schedule)), args.output)
+    elif args.output.endswith(".json"):
         from hanayo_megatron.timeline.chrome_trace import save_chrome_trace
         from hanayo_megatron.timeline.event import simulated_timeline
 
+        report = _report(args, args.schedule)
         save_chrome_trace([simulated_timeline(report.simulation, title=title(report))], args.output)
-    elif args.output.endswith(".csv"):
-        raise NotImplementedError
     else:
         raise ValueError(
             f"cannot export to {args.output}: the name must end in .csv (torch.distributed."
@@ -131,51 +163,10 @@ def _list(args: argparse.Namespace) -> int:
     return 0
 
 
-def _spec(
-    args: argparse.Namespace, *, waves: int | None = None, chunks: int | None = None
-) -> ScheduleSpec:
-    for name in ("pp", "microbatches"):
-        if getattr(args, name) is None:
-            raise ValueError(f"--{name} is missing")
-    return ScheduleSpec(
-        pp=args.pp,
-        microbatches=args.microbatches,
-        waves=waves or args.waves,
-        chunks=chunks or args.chunks,
-        costs=_costs(args),
-        memory_limit=args.memory_limit,
-    )
-
-
-def _costs(args: argparse.Namespace) -> Costs:
-    """The costs file, with the options on top."""
-    costs = load_costs(args.costs) if args.costs else Costs()
-    given = {
-        "forward": args.forward_time,
-        "backward": args.backward_time,
-        "input": args.input_time,
-        "weight": args.weight_time,
-        "transfer": args.p2p_time,
-    }
-    if args.backward_time is not None and not args.costs:
-        given |= _parts_of_backward(args.backward_time, args.input_time, args.weight_time)
-    return replace(costs, **{name: time for name, time in given.items() if time is not None})
-
-
-def _parts_of_backward(
-    backward: float, input: float | None, weight: float | None
-) -> dict[str, float]:
-    """T_I and T_W that add up to T_B, where they are not given: halves, or the rest."""
-    if input is None:
-        input = backward / 2 if weight is None else backward - weight
-    if weight is None:
-        weight = backward - input
-    if min(input, weight) < 0:
-        raise ValueError(
-            f"--backward-time {backward:g} is less than its part given by --input-time or "
-            "--weight-time"
-        )
-    return {"input": input, "weight": weight}
+def _report(
+    args: argparse.Namespace, name: str, *, waves: int | None = None, chunks: int | None = None
+) -> Report:
+    return report_by_name(name, spec_from(args, name, waves=waves, chunks=chunks))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -199,7 +190,7 @@ def _parser() -> argparse.ArgumentParser:
 
     command = _command(commands, "simulate", _simulate, "time and memory of one schedule")
     command.add_argument("--schedule", required=True, metavar="NAME", help=_SCHEDULE_HELP)
-    _add_common(command)
+    add_common(command)
 
     command = _command(
         commands, "compare", _compare, "a table of several schedules, the shortest first"
@@ -208,13 +199,13 @@ def _parser() -> argparse.ArgumentParser:
         "--schedule",
         nargs="+",
         metavar="NAME",
-        help=f"names, see list; all if not given; {_BASELINE} is always among them",
+        help=f"names, see list, or CSV files; all if not given; {_BASELINE} is always added",
     )
-    _add_common(command, several=True)
+    add_common(command, several=True)
 
     command = _command(commands, "plot", _plot, "pictures of schedules and of measured steps")
     command.add_argument("--schedule", nargs="+", default=[], metavar="NAME", help=_SCHEDULE_HELP)
-    _add_common(command)
+    add_common(command)
     command.add_argument(
         "--measured", nargs="+", default=[], metavar="FILE", help="timelines of real steps"
     )
@@ -226,9 +217,14 @@ def _parser() -> argparse.ArgumentParser:
         help="names ending in .svg or .png; both formats if not given",
     )
 
+    command = _command(commands, "verify", _verify, "whether a schedule in a CSV file is right")
+    command.add_argument("file", metavar="FILE", help="as torch.distributed.pipelining writes it")
+    add_memory_limit(command)
+    add_json(command)
+
     command = _command(commands, "export", _export, "a schedule as a file for other tools")
     command.add_argument("--schedule", required=True, metavar="NAME", help=_SCHEDULE_HELP)
-    _add_common(command)
+    add_common(command)
     command.add_argument(
         "--output",
         required=True,
@@ -237,12 +233,12 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     command = _command(commands, "list", _list, "all schedules")
-    _add_module(command)
-    _add_json(command)
+    add_module(command)
+    add_json(command)
     return parser
 
 
-_SCHEDULE_HELP = "name of a schedule, see list"
+_SCHEDULE_HELP = "name of a schedule, see list, or a CSV file"
 
 
 def _command(
@@ -251,46 +247,6 @@ def _command(
     command = commands.add_parser(name, help=summary, description=f"{summary.capitalize()}.")
     command.set_defaults(run=run)
     return command
-
-
-def _add_common(command: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """Options of every command that builds schedules; ``several`` waves and chunks to compare."""
-    many: dict[str, Any] = {"nargs": "+", "type": int} if several else {"type": int}
-    add = command.add_argument
-    add("--pp", type=int, metavar="P", help="ranks of the pipeline")
-    add("--microbatches", type=int, metavar="M", help="microbatches of a step")
-    add("--waves", **many, default=[1] if several else 1, metavar="W", help="for wave schedules")
-    add("--chunks", **many, default=[2] if several else 2, metavar="V", help="for looped schedules")
-    times = (
-        ("forward", "T_F, of a rank's share of the model and one microbatch (1)"),
-        ("backward", "T_B, likewise (the sum of the next two)"),
-        ("input", "T_I, the backward for the input only (half of T_B, or 1)"),
-        ("weight", "T_W, the backward for the weights only (half of T_B, or 1)"),
-        ("p2p", "T_C, one transfer (0)"),
-    )
-    for name, meaning in times:
-        add(f"--{name}-time", type=_amount, metavar="TIME", help=meaning)
-    add("--memory-limit", type=_amount, metavar="M_A", help="most activations of a rank, in M_a")
-    add("--costs", metavar="FILE.json", help="fields of Costs; the options above win")
-    _add_module(command)
-    _add_json(command)
-
-
-def _add_module(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--pipeline-schedule-module", metavar="MODULE", help="module that registers own schedules"
-    )
-
-
-def _add_json(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _amount(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value) or value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a finite number of at least 0")
-    return value
 
 
 if __name__ == "__main__":

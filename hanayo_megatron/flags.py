@@ -8,8 +8,16 @@ SCHEDULE = "--pipeline-schedule"
 MODULE = "--pipeline-schedule-module"
 WAVES = "--num-waves"
 CHUNKS = "--num-chunks"
+WATCHDOG = "--pipeline-watchdog-seconds"
+DEBUG = "--pipeline-debug"
+COMMUNICATORS = "--pipeline-communicators"
+TIMELINE = "--pipeline-timeline"
+TIMELINE_STEPS = "--pipeline-timeline-steps"
 
-_OURS = {SCHEDULE, MODULE, WAVES, CHUNKS}
+_OURS = {
+    *(SCHEDULE, MODULE, WAVES, CHUNKS),
+    *(WATCHDOG, DEBUG, COMMUNICATORS, TIMELINE, TIMELINE_STEPS),
+}
 _HELP = {"--help", "-h"}
 
 

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -28,10 +27,13 @@ def test_import_needs_neither_torch_nor_megatron(module):
 
 
 def test_import_takes_less_than_half_a_second():
-    code = "import hanayo_megatron.lowering.lower, hanayo_megatron.schedule.library"
-    took = []
-    for _ in range(5):
-        started = time.perf_counter()
-        subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-        took.append(time.perf_counter() - started)
+    """Of processor time, which does not depend on what else the machine does."""
+    code = (
+        "import hanayo_megatron.lowering.lower, hanayo_megatron.schedule.library\n"
+        "import time; print(time.process_time())"
+    )
+    took = [
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+        for _ in range(3)
+    ]
     assert min(took) < 0.5

@@ -19,6 +19,8 @@ from hanayo_megatron.lowering.transfer_faults import find_transfer_faults
 from hanayo_megatron.schedule.action import Kind
 from hanayo_megatron.schedule.schedule import ScheduleError
 
+_MOST_FAULTS = 50
+
 
 class DeadlockError(ScheduleError):
     """Action lists that would wait for each other, or for something that never happens."""
@@ -57,11 +59,12 @@ class Deadlock:
 def check_deadlock_free(
     lowered: LoweredSchedule, *, communicator: Communicator = Communicator.PAIR
 ) -> None:
-    """Raise DeadlockError with every wrong transfer, or else with the chain of waits."""
+    """Raise DeadlockError with the wrong transfers, or else with the chain of waits."""
     name = f"schedule {lowered.schedule.name!r}"
     faults = find_transfer_faults(lowered)
     if faults:
-        raise DeadlockError(f"{name} has wrong transfers:\n" + "\n".join(f"  {f}" for f in faults))
+        shown = "\n".join(f"  {fault}" for fault in faults[:_MOST_FAULTS])
+        raise DeadlockError(f"{name} has {len(faults)} wrong transfers:\n{shown}")
     deadlock = find_deadlock(lowered.programs, communicator=communicator)
     if deadlock is not None:
         raise DeadlockError(

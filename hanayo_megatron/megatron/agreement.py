@@ -1,22 +1,20 @@
-"""Ranks agree on what every one of them is about to do, or all of them stop."""
+"""Ranks agree on every step's number of microbatches, or all of them stop."""
 
 from __future__ import annotations
-
-from functools import cache
 
 import torch
 import torch.distributed as dist
 
-from hanayo_megatron.errors import HanayoError
-
-
-class DisagreementError(HanayoError, RuntimeError):
-    """Ranks were about to do different things."""
+from hanayo_megatron.megatron.host_network import all_hosts
+from hanayo_megatron.runtime.agreement import DisagreementError
 
 
 def agree_on_microbatches(num_microbatches: int) -> None:
-    """Raise DisagreementError on every rank if any two ranks run another number of microbatches."""
-    group = _host_group()
+    """Raise DisagreementError on every rank if any two ranks run another number of microbatches.
+
+    One reduction of two numbers over the network of the hosts; nothing waits for a GPU.
+    """
+    group = all_hosts()
     extremes = torch.tensor([num_microbatches, -num_microbatches])
     dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=group)
     most, least = extremes[0].item(), -extremes[1].item()
@@ -32,11 +30,3 @@ def agree_on_microbatches(num_microbatches: int) -> None:
         f"ranks disagree on the number of microbatches of this step: {told}. All data-parallel "
         "replicas must run the same number; pad with microbatches whose loss mask is zero"
     )
-
-
-@cache
-def _host_group() -> dist.ProcessGroup:
-    """All ranks, over the network of the hosts: nothing waits for the GPU."""
-    if dist.get_backend() == dist.Backend.GLOO:
-        return dist.group.WORLD
-    return dist.new_group(backend="gloo")

@@ -13,6 +13,7 @@ from megatron.training.checkpointing import checkpoint_exists
 
 from hanayo_megatron import flags
 from hanayo_megatron.megatron.hybrid import placed_pattern
+from hanayo_megatron.megatron.job_options import add_job_arguments
 from hanayo_megatron.megatron.pipeline import Pipeline
 from hanayo_megatron.megatron.refused_flags import refuse_flags
 from hanayo_megatron.megatron.split import (
@@ -68,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         metavar="MODULE",
         help="Import this module on every rank; its @register_schedule functions become known.",
     )
+    add_job_arguments(group)
     return parser
 
 

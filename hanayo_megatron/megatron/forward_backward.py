@@ -14,6 +14,7 @@ from hanayo_megatron.megatron.agreement import agree_on_microbatches
 from hanayo_megatron.megatron.further_tokens import move_further_token_losses
 from hanayo_megatron.megatron.gradient_sync import GradientSync, ParameterSync
 from hanayo_megatron.megatron.hooks import Hook
+from hanayo_megatron.megatron.job import Job
 from hanayo_megatron.megatron.losses import move_to_rank
 from hanayo_megatron.megatron.microbatch_data import MicrobatchReader
 from hanayo_megatron.megatron.pipeline import Pipeline
@@ -24,7 +25,7 @@ from hanayo_megatron.schedule.action import Kind
 from hanayo_megatron.schedule.schedule import Schedule
 
 
-def schedule_hooks(pipeline: Pipeline) -> list[Hook]:
+def schedule_hooks(pipeline: Pipeline, job: Job) -> list[Hook]:
     """Hooks that make get_forward_backward_func return ours for a pipeline."""
     parameters = (
         "forward_step_func",
@@ -43,7 +44,7 @@ def schedule_hooks(pipeline: Pipeline) -> list[Hook]:
     )
     module = "megatron.core.pipeline_parallel.schedules"
     return [
-        Hook(f"{module}:{name}", parameters, lambda original: forward_backward(pipeline))
+        Hook(f"{module}:{name}", parameters, lambda original: forward_backward(pipeline, job))
         for name in (
             "forward_backward_pipelining_with_interleaving",
             "forward_backward_pipelining_without_interleaving",
@@ -51,8 +52,9 @@ def schedule_hooks(pipeline: Pipeline) -> list[Hook]:
     ]
 
 
-def forward_backward(pipeline: Pipeline) -> Callable[..., list]:
+def forward_backward(pipeline: Pipeline, job: Job | None = None) -> Callable[..., list]:
     """A function with the contract of Megatron's forward_backward functions."""
+    job = job or Job()
 
     def forward_backward_func(
         *,
@@ -78,6 +80,7 @@ def forward_backward(pipeline: Pipeline) -> Callable[..., list]:
         if pg_collection is None:
             pg_collection = schedules._build_default_pg_collection()
         _check(pipeline, config, chunks, iterators, adjust_tensor_shapes_fn)
+        job.progress.note("comparing the number of microbatches with all ranks")
         agree_on_microbatches(num_microbatches)
         lowered = pipeline.lowered(num_microbatches, forward_only)
         readers = _readers(pipeline, lowered.schedule, iterators, pg_collection.pp.rank())
@@ -96,7 +99,9 @@ def forward_backward(pipeline: Pipeline) -> Callable[..., list]:
         timers = config.timers
         if timers is not None:
             timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
-        losses = _step(pipeline, lowered, request, pg_collection, force_all_reduce=force_all_reduce)
+        losses = _step(
+            pipeline, job, lowered, request, pg_collection, force_all_reduce=force_all_reduce
+        )
         for reader in readers:
             if isinstance(reader, MicrobatchReader):
                 reader.finish()
@@ -104,11 +109,12 @@ def forward_backward(pipeline: Pipeline) -> Callable[..., list]:
             timers("forward-backward").stop()
         return losses
 
-    return forward_backward_func
+    return job.watching(forward_backward_func)
 
 
 def _step(
     pipeline: Pipeline,
+    job: Job,
     lowered: LoweredSchedule,
     request: StepRequest,
     pg_collection: Any,
@@ -131,8 +137,12 @@ def _step(
                 config, request.model, _first_uses(pipeline, lowered.schedule, rank)
             ),
         )
-        transport = transport_for(pp_group, num_stages=placement.num_stages)
-        Executor(lowered, rank=rank, worker=worker, transport=transport).run()
+        transport = transport_for(pp_group, num_stages=placement.num_stages, pairs=job.pairs)
+        messenger = job.messenger(transport, worker, announce_shapes=config.variable_seq_lengths)
+        with job.executing(lowered, pp_group) as observers:
+            Executor(
+                lowered, rank=rank, worker=worker, messenger=messenger, observers=observers
+            ).run()
 
     if finalize is not None:
         schedules.finish_embedding_wgrad_compute(config, embedding, holds_loss, pg_collection.tp)
@@ -154,7 +164,7 @@ def _step(
     }
     if getattr(config, "mtp_num_layers", None):
         move_further_token_losses(**log_route)
-    return move_to_rank(worker.collected, **log_route)
+    return move_to_rank(worker.collected, outlines=job.outlines, **log_route)
 
 
 def _first_uses(pipeline: Pipeline, schedule: Schedule, rank: int) -> list[int]:
@@ -200,8 +210,4 @@ def _check(
     if adjust is not None:
         raise ValueError(
             f"adjust_tensor_shapes_fn is not supported with --pipeline-schedule {pipeline.name}"
-        )
-    if config.variable_seq_lengths:
-        raise ValueError(
-            f"variable_seq_lengths is not supported with --pipeline-schedule {pipeline.name}"
         )

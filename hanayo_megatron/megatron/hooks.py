@@ -54,11 +54,27 @@ def apply(hooks: Iterable[Hook]) -> list[Replacement]:
     """Put all hooks in force, or none.
 
     Functions that other modules imported by name are replaced there too; a function that is hooked
-    already stays as it is. Raises HookError naming
-    the target that is missing or has other parameters.
+    already stays as it is. Hooks with one target wrap each other, the last one outermost. Raises
+    HookError naming the target that is missing or has other parameters.
     """
-    found = [(hook, _resolve(hook)) for hook in hooks]
+    found = [(hook, _resolve(hook)) for hook in _merged(hooks)]
     return [_replace(hook, original) for hook, original in found if not _is_ours(original)]
+
+
+def _merged(hooks: Iterable[Hook]) -> list[Hook]:
+    by_target: dict[str, Hook] = {}
+    for hook in hooks:
+        inner = by_target.get(hook.target)
+        by_target[hook.target] = hook if inner is None else _around(inner, hook)
+    return list(by_target.values())
+
+
+def _around(inner: Hook, outer: Hook) -> Hook:
+    return Hook(
+        inner.target,
+        (*inner.parameters, *outer.parameters),
+        lambda original: outer.wrap(inner.wrap(original)),
+    )
 
 
 def _is_ours(target: Any) -> bool:

@@ -6,6 +6,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from hanayo_megatron.flags import concern_plugin
@@ -15,9 +16,12 @@ from hanayo_megatron.megatron.embeddings import embedding_hooks
 from hanayo_megatron.megatron.forward_backward import schedule_hooks
 from hanayo_megatron.megatron.hooks import Hook, Replacement, apply
 from hanayo_megatron.megatron.hybrid import hybrid_hooks
+from hanayo_megatron.megatron.job import Job, start_hook
+from hanayo_megatron.megatron.job_options import job_options
 from hanayo_megatron.megatron.layout import placement_layout
 from hanayo_megatron.megatron.memory_report import memory_hooks
 from hanayo_megatron.megatron.pipeline import Pipeline
+from hanayo_megatron.megatron.plan_fields import plan_fields
 from hanayo_megatron.megatron.stages import stage_hooks
 
 logger = logging.getLogger(__name__)
@@ -42,8 +46,9 @@ def install(argv: Sequence[str] | None = None) -> list[Replacement]:
     )
 
 
-def hook_megatron(pipeline: Pipeline) -> list[Replacement]:
-    """Make Megatron build and run the stages of a pipeline."""
+def hook_megatron(pipeline: Pipeline, job: Job | None = None) -> list[Replacement]:
+    """Make Megatron build and run the stages of a pipeline, within a job."""
+    job = job or Job()
     layout = Hook(
         "megatron.core.transformer.transformer_config:PipelineParallelLayerLayout",
         ("layout", "pipeline_model_parallel_size"),
@@ -54,7 +59,8 @@ def hook_megatron(pipeline: Pipeline) -> list[Replacement]:
             layout,
             *stage_hooks(pipeline),
             *embedding_hooks(pipeline),
-            *schedule_hooks(pipeline),
+            *schedule_hooks(pipeline, job),
+            start_hook(pipeline, job),
             *checkpoint_hooks(),
             *hybrid_hooks(pipeline),
             *memory_hooks(pipeline),
@@ -73,7 +79,7 @@ def _validating(original: Callable) -> Callable:
     def validate_args(args: argparse.Namespace, *rest: Any, **named: Any) -> Any:
         pipeline = resolve_pipeline(args)
         if pipeline is not None:
-            hook_megatron(pipeline)
+            hook_megatron(pipeline, Job(job_options(args), partial(plan_fields, pipeline, args)))
             if args.rank == 0:
                 logger.info(
                     "pipeline schedule %s: %d stages on %d ranks",

@@ -2,33 +2,55 @@
 
 from __future__ import annotations
 
+import hashlib
+import pickle
+from collections import defaultdict
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from hanayo_megatron.megatron.host_network import hosts_of
 
-def move_to_rank(values: list, *, source: int, target: int, group: dist.ProcessGroup) -> list:
+_DIGEST_BYTES = 16
+
+
+class Outlines:
+    """Structures of losses that went between two ranks before, by digest.
+
+    The same structure comes step after step. It is sent once; afterwards its digest is enough.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[bytes, Any] = {}
+
+
+def move_to_rank(
+    values: list, *, source: int, target: int, group: dist.ProcessGroup, outlines: Outlines
+) -> list:
     """Move a list of (nested) losses from one rank of the pipeline to another.
 
-    Returns the list on ``target`` and an empty list on every other rank. Tensors keep their type
-    and arrive on the receiver's own device.
+    Structure and shapes go over the network of the hosts, so nothing waits for a GPU; the tensors
+    follow in one message a dtype. Returns the list on ``target`` and an empty list on every other
+    rank. Tensors keep their type and arrive on the receiver's own device.
     """
     rank = group.rank()
     if source == target:
         return values if rank == target else []
-    device = torch.cuda.current_device()
     if rank == source:
+        device = torch.cuda.current_device()
         tensors: list[torch.Tensor] = []
-        outline = [_outline(values, tensors)]
-        dist.send_object_list(outline, group=group, group_dst=target, device=device)
-        for tensor in tensors:
-            dist.send(tensor, group=group, group_dst=target)
+        outline = _outline(values, tensors)
+        _send_outline(outline, target=target, group=hosts_of(group), outlines=outlines)
+        for same_dtype in _by_dtype(tensors).values():
+            packed = torch.cat([tensor.reshape(-1).to(device) for tensor in same_dtype])
+            dist.send(packed, group=group, group_dst=target)
         return []
     if rank == target:
-        received: list[Any] = [None]
-        dist.recv_object_list(received, group=group, group_src=source, device=device)
-        return _filled(received[0], source=source, group=group)
+        outline = _receive_outline(source=source, group=hosts_of(group), outlines=outlines)
+        holes: list[_Hole] = []
+        _find_holes(outline, holes)
+        return _filled(outline, iter(_receive_tensors(holes, source=source, group=group)))
     return []
 
 
@@ -38,7 +60,7 @@ class _Hole(tuple):
 
 def _outline(value: Any, tensors: list[torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
-        tensors.append(value.detach().contiguous())
+        tensors.append(value.detach())
         return _Hole((tuple(value.shape), value.dtype))
     if isinstance(value, dict):
         return {key: _outline(item, tensors) for key, item in value.items()}
@@ -47,14 +69,81 @@ def _outline(value: Any, tensors: list[torch.Tensor]) -> Any:
     return value
 
 
-def _filled(outline: Any, *, source: int, group: dist.ProcessGroup) -> Any:
+def _find_holes(outline: Any, holes: list[_Hole]) -> None:
     if isinstance(outline, _Hole):
-        shape, dtype = outline
-        tensor = torch.empty(shape, dtype=dtype, device=torch.cuda.current_device())
-        dist.recv(tensor, group=group, group_src=source)
-        return tensor
+        holes.append(outline)
+    elif isinstance(outline, dict):
+        for item in outline.values():
+            _find_holes(item, holes)
+    elif isinstance(outline, (list, tuple)):
+        for item in outline:
+            _find_holes(item, holes)
+
+
+def _filled(outline: Any, tensors: Any) -> Any:
+    if isinstance(outline, _Hole):
+        return next(tensors)
     if isinstance(outline, dict):
-        return {key: _filled(item, source=source, group=group) for key, item in outline.items()}
+        return {key: _filled(item, tensors) for key, item in outline.items()}
     if isinstance(outline, (list, tuple)):
-        return type(outline)(_filled(item, source=source, group=group) for item in outline)
+        return type(outline)(_filled(item, tensors) for item in outline)
     return outline
+
+
+def _by_dtype(tensors: list[torch.Tensor]) -> dict[torch.dtype, list[torch.Tensor]]:
+    """In the order in which dtypes first occur: the order of the messages."""
+    groups: dict[torch.dtype, list[torch.Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        groups[tensor.dtype].append(tensor)
+    return groups
+
+
+def _receive_tensors(
+    holes: list[_Hole], *, source: int, group: dist.ProcessGroup
+) -> list[torch.Tensor]:
+    """One tensor a hole, as views of one received message a dtype."""
+    device = torch.cuda.current_device()
+    sizes: dict[torch.dtype, int] = defaultdict(int)
+    for shape, dtype in holes:
+        sizes[dtype] += torch.Size(shape).numel()
+    packed = {}
+    for dtype, size in sizes.items():
+        packed[dtype] = torch.empty(size, dtype=dtype, device=device)
+        dist.recv(packed[dtype], group=group, group_src=source)
+    used: dict[torch.dtype, int] = defaultdict(int)
+    tensors = []
+    for shape, dtype in holes:
+        size = torch.Size(shape).numel()
+        tensors.append(packed[dtype][used[dtype] : used[dtype] + size].view(shape))
+        used[dtype] += size
+    return tensors
+
+
+def _send_outline(
+    outline: Any, *, target: int, group: dist.ProcessGroup, outlines: Outlines
+) -> None:
+    pickled = pickle.dumps(outline)
+    digest = hashlib.blake2b(pickled, digest_size=_DIGEST_BYTES).digest()
+    dist.send(_bytes(digest), group=group, group_dst=target)
+    if digest in outlines.known:
+        return
+    outlines.known[digest] = outline
+    dist.send(torch.tensor([len(pickled)]), group=group, group_dst=target)
+    dist.send(_bytes(pickled), group=group, group_dst=target)
+
+
+def _receive_outline(*, source: int, group: dist.ProcessGroup, outlines: Outlines) -> Any:
+    received = torch.empty(_DIGEST_BYTES, dtype=torch.uint8)
+    dist.recv(received, group=group, group_src=source)
+    digest = bytes(received.tolist())
+    if digest not in outlines.known:
+        length = torch.empty(1, dtype=torch.int64)
+        dist.recv(length, group=group, group_src=source)
+        pickled = torch.empty(length.item(), dtype=torch.uint8)
+        dist.recv(pickled, group=group, group_src=source)
+        outlines.known[digest] = pickle.loads(bytes(pickled.tolist()))
+    return outlines.known[digest]
+
+
+def _bytes(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

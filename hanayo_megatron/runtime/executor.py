@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-import torch
 
 from hanayo_megatron.lowering.lower import LoweredSchedule
 from hanayo_megatron.lowering.operation import Compute, Exchange, Free, SyncGradients, Transfer
-from hanayo_megatron.runtime.transport import Handle, Parcel, Transport
+from hanayo_megatron.runtime.messenger import Arrival, Message, Messenger
+from hanayo_megatron.runtime.observer import Observer
+from hanayo_megatron.runtime.tensors import Tensors, each, require_gradients
+from hanayo_megatron.runtime.transport import Handle
 from hanayo_megatron.runtime.worker import StageWorker
 from hanayo_megatron.schedule.action import Kind
 
@@ -24,7 +25,7 @@ class ExecutionStats:
     """Stage forwards whose backward is still to come."""
     peak_activations: int = 0
     receive_buffers: int = 0
-    """Receives posted whose tensor no compute has taken yet."""
+    """Messages whose receive is posted and that no compute has taken yet."""
     peak_receive_buffers: int = 0
 
 
@@ -35,21 +36,30 @@ class Executor:
         lowered: the schedule with its action lists.
         rank: whose list to run.
         worker: does the work of the stages.
-        transport: moves tensors to and from other ranks.
+        messenger: moves what stages hand on to and from other ranks.
+        observers: told of every operation.
     """
 
     def __init__(
-        self, lowered: LoweredSchedule, *, rank: int, worker: StageWorker, transport: Transport
+        self,
+        lowered: LoweredSchedule,
+        *,
+        rank: int,
+        worker: StageWorker,
+        messenger: Messenger,
+        observers: Sequence[Observer] = (),
     ) -> None:
         self._placement = lowered.schedule.placement
         self._program = lowered.programs[rank]
         self._trains = not lowered.schedule.is_forward_only
         self._worker = worker
-        self._transport = transport
-        self._arrivals: dict[_Key, tuple[torch.Tensor, Handle | None]] = {}
-        self._outbox: dict[_Key, torch.Tensor] = {}
-        self._sending: dict[_Key, tuple[torch.Tensor, Parcel, Handle]] = {}
-        self._saved: dict[tuple[int, int], tuple[torch.Tensor | None, torch.Tensor]] = {}
+        self._messenger = messenger
+        self._observers = tuple(observers)
+        self._arrivals: dict[_Key, tuple[Transfer, Arrival]] = {}
+        self._handed_on: dict[_Key, Tensors] = {}  # from a stage to the next on this rank
+        self._outbox: dict[_Key, Tensors] = {}
+        self._sending: dict[_Key, tuple[Tensors, Message, Handle]] = {}
+        self._saved: dict[tuple[int, int], tuple[Tensors | None, Tensors]] = {}
         self.stats = ExecutionStats()
 
     def run(self) -> None:
@@ -61,8 +71,15 @@ class Executor:
             SyncGradients: self._sync_gradients,
         }
         for operation in self._program:
+            for observer in self._observers:
+                observer.begin(operation)
             handlers[type(operation)](operation)
-        left = [*self._arrivals, *self._outbox, *self._sending, *self._saved]
+            for observer in self._observers:
+                observer.end(operation)
+        left = [
+            *(*self._arrivals, *self._handed_on, *self._outbox, *self._sending),
+            *self._saved,
+        ]
         if left:
             raise RuntimeError(f"the action list ended with tensors left over: {left}")
 
@@ -81,7 +98,7 @@ class Executor:
         if not self._placement.is_first(stage):
             input_tensor = self._take(Kind.F, stage, microbatch)
             if self._trains:
-                input_tensor.requires_grad_()
+                require_gradients(input_tensor)
         output = self._worker.forward(stage, microbatch, input_tensor)
         if self._trains:
             self._saved[stage, microbatch] = (input_tensor, output)
@@ -92,7 +109,8 @@ class Executor:
             return
         if self._placement.is_turn(stage):
             # The detached tensor shares the storage, which outlives the freed output.
-            self._arrivals[Kind.F, stage + 1, microbatch] = (output.detach(), None)
+            key = (Kind.F, stage + 1, microbatch)
+            self._handed_on[key] = each(lambda tensor: tensor.detach(), output)
             self._worker.free(output)
         else:
             self._outbox[Kind.F, stage + 1, microbatch] = output
@@ -112,38 +130,49 @@ class Executor:
             return
         key = (Kind.B, stage - 1, microbatch)
         if self._placement.is_turn(stage - 1):
-            self._arrivals[key] = (input_gradient, None)
+            self._handed_on[key] = input_gradient
         else:
             self._outbox[key] = input_gradient
 
-    def _take(self, kind: Kind, stage: int, microbatch: int) -> torch.Tensor:
-        tensor, handle = self._arrivals.pop((kind, stage, microbatch))
-        if handle is not None:
-            handle.wait()
-            self.stats.receive_buffers -= 1
-        return tensor
+    def _take(self, kind: Kind, stage: int, microbatch: int) -> Tensors:
+        key = (kind, stage, microbatch)
+        if key in self._handed_on:
+            return self._handed_on.pop(key)
+        transfer, arrival = self._arrivals.pop(key)
+        tensors = self._wait(transfer, arrival)
+        self.stats.receive_buffers -= 1
+        return tensors
 
     def _exchange(self, operation: Exchange) -> None:
         outputs = [self._outbox.pop(_key(t)) for t in operation.sends]
-        sends = [
-            Parcel(t, output.detach().contiguous())
-            for t, output in zip(operation.sends, outputs, strict=True)
+        messages = [
+            Message(transfer, each(lambda tensor: tensor.detach().contiguous(), output))
+            for transfer, output in zip(operation.sends, outputs, strict=True)
         ]
-        receives = [Parcel(t, self._worker.empty(t)) for t in operation.receives]
-        handles = self._transport.exchange(operation.peer, sends=sends, receives=receives)
-        for output, parcel, handle in zip(outputs, sends, handles, strict=False):
-            self._sending[_key(parcel.transfer)] = (output, parcel, handle)
-        for (transfer, tensor), handle in zip(receives, handles[len(sends) :], strict=True):
-            self._arrivals[_key(transfer)] = (tensor, handle)
+        sent, arrivals = self._messenger.exchange(
+            operation.peer, sends=messages, receives=operation.receives
+        )
+        for output, message, handle in zip(outputs, messages, sent, strict=True):
+            self._sending[_key(message.transfer)] = (output, message, handle)
+        for transfer, arrival in zip(operation.receives, arrivals, strict=True):
+            self._arrivals[_key(transfer)] = (transfer, arrival)
         stats = self.stats
-        stats.receive_buffers += len(receives)
+        stats.receive_buffers += len(operation.receives)
         stats.peak_receive_buffers = max(stats.peak_receive_buffers, stats.receive_buffers)
 
     def _free(self, operation: Free) -> None:
         output, _, handle = self._sending.pop(_key(operation.transfer))
-        handle.wait()
+        self._wait(operation.transfer, handle)
         if operation.transfer.kind is Kind.F and self._trains:
             self._worker.free(output)
+
+    def _wait(self, transfer: Transfer, handle: Handle | Arrival) -> object:
+        for observer in self._observers:
+            observer.begin_wait(transfer)
+        result = handle.wait()
+        for observer in self._observers:
+            observer.end_wait(transfer)
+        return result
 
     def _sync_gradients(self, operation: SyncGradients) -> None:
         self._worker.sync_gradients(operation.stage)

@@ -2,8 +2,10 @@
 
 Ranks are threads. A group starts when both sides have posted it and it is at the head of the
 in-order queues of its communicator; nothing is buffered, so a send ends only when its receive was
-posted; both sides' groups must hold the same transfers, dtypes and sizes. When every rank that
-still runs is waiting and no group can start, all of them get an error that says who waits for whom.
+posted; both sides' groups must hold the same transfers in the same order, with the same dtypes and
+sizes. Received data is there when the receiver has waited for it and not before; what is sent must
+stay untouched until the sender has waited. When every rank that still runs is waiting and no group
+can start, all of them get an error that says who waits for whom.
 """
 
 from __future__ import annotations
@@ -14,13 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hanayo_megatron.runtime.transport import Parcel
+import torch
+
+from hanayo_megatron.runtime.transport import Parcel, TransportError
 
 Communicators = Literal["pair", "group"]
-
-
-class TransportError(RuntimeError):
-    """Transfers that NCCL would hang or corrupt memory on."""
 
 
 @dataclass(eq=False)
@@ -32,6 +32,11 @@ class _Posted:
     sends: Sequence[Parcel]
     receives: Sequence[Parcel]
     done: bool = False
+    sent: list[torch.Tensor] = field(default_factory=list)
+    """What the sends held when the group ran."""
+    arrived: list[torch.Tensor] = field(default_factory=list)
+    """What the receives get once they are waited for."""
+    waited_for: bool = False
 
     def __str__(self) -> str:
         parts = [f"send {p.transfer}" for p in self.sends]
@@ -77,6 +82,9 @@ class StrictNetwork:
                 self._detect_deadlock()
                 self._lock.wait()
             self._waiting.pop(group.rank, None)
+            if not group.waited_for:
+                group.waited_for = True
+                self._hand_over(group)
 
     def finish(self, rank: int, error: BaseException | None = None) -> None:
         """The rank's thread has ended; with an error, all others end too."""
@@ -90,7 +98,8 @@ class StrictNetwork:
     def run(self, work: Callable[[int, StrictTransport], object]) -> list[object]:
         """Call ``work(rank, transport)`` in a thread per rank; their results, by rank.
 
-        Raises the first rank's error; a deadlock raises TransportError.
+        Raises the first rank's error; TransportError for a deadlock, or for a group that a rank
+        left behind posted and unmatched.
         """
         results: list[object] = [None] * self.num_ranks
         errors: list[BaseException] = []
@@ -111,6 +120,9 @@ class StrictNetwork:
             thread.join()
         if errors:
             raise errors[0]
+        left = [group for queue in self._queues.values() for group in queue]
+        if left:
+            raise TransportError(f"never matched by the peer: {'; '.join(map(str, left))}")
         return results
 
     def _queue(self, rank: int, peer: int) -> deque[_Posted]:
@@ -139,19 +151,28 @@ class StrictNetwork:
 
     def _complete(self, mine: _Posted, theirs: _Posted) -> None:
         for sender, receiver in ((mine, theirs), (theirs, mine)):
-            sent = {p.transfer: p.tensor for p in sender.sends}
-            expected = {p.transfer: p.tensor for p in receiver.receives}
-            if sent.keys() != expected.keys():
+            sent = [(p.transfer, p.part) for p in sender.sends]
+            if sent != [(p.transfer, p.part) for p in receiver.receives]:
                 self._fail(f"groups do not match: {mine} | {theirs}")
-            for transfer, source in sent.items():
-                target = expected[transfer]
+            for (transfer, source, part), (_, target, _) in zip(
+                sender.sends, receiver.receives, strict=True
+            ):
                 if (source.dtype, source.numel()) != (target.dtype, target.numel()):
                     self._fail(
-                        f"{transfer}: sent {source.dtype} {tuple(source.shape)}, "
+                        f"{transfer}, part {part}: sent {source.dtype} {tuple(source.shape)}, "
                         f"expected {target.dtype} {tuple(target.shape)}"
                     )
-                target.view(-1).copy_(source.reshape(-1))
+            sender.sent = [p.tensor.detach().clone() for p in sender.sends]
+            receiver.arrived = sender.sent
         mine.done = theirs.done = True
+
+    def _hand_over(self, group: _Posted) -> None:
+        """The rank has waited: its receives get their data, its sends must be as they were."""
+        for (_, target, _), data in zip(group.receives, group.arrived, strict=True):
+            target.view(-1).copy_(data.reshape(-1))
+        for parcel, data in zip(group.sends, group.sent, strict=True):
+            if not _same_bits(parcel.tensor, data):
+                self._fail(f"overwritten before its send had ended: {parcel.transfer}")
 
     def _detect_deadlock(self) -> None:
         stuck = {r: g for r, g in self._waiting.items() if not g.done}
@@ -169,6 +190,11 @@ class StrictNetwork:
     def _raise_error(self) -> None:
         if self._error is not None:
             raise self._error
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Also where there are NaNs, which equal nothing."""
+    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
 
 
 @dataclass(frozen=True)

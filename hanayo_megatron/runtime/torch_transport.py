@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch.distributed as dist
 
 from hanayo_megatron.lowering.operation import Transfer
-from hanayo_megatron.runtime.transport import Handle, Parcel, Transport
+from hanayo_megatron.runtime.transport import MAX_PARTS, Handle, Parcel, Transport
 from hanayo_megatron.schedule.action import Kind
 
 
-def transport_for(group: dist.ProcessGroup, *, num_stages: int) -> Transport:
-    """The transport that fits the backend of a pipeline-parallel group."""
+def transport_for(
+    group: dist.ProcessGroup,
+    *,
+    num_stages: int,
+    pairs: Mapping[int, dist.ProcessGroup] | None = None,
+) -> Transport:
+    """The transport that fits the backend of a pipeline-parallel group.
+
+    Args:
+        group: all ranks of the pipeline.
+        num_stages: over all replicas.
+        pairs: for NCCL, a group of two for each peer of this rank; None: ``group`` serves all.
+    """
     if dist.get_backend(group) == dist.Backend.NCCL:
-        return NcclTransport(group)
+        return NcclTransport(group, pairs)
     return GlooTransport(group, num_stages=num_stages)
 
 
@@ -32,43 +43,59 @@ class GlooTransport:
         self, peer: int, *, sends: Sequence[Parcel], receives: Sequence[Parcel]
     ) -> list[Handle]:
         posted = [
-            dist.isend(tensor, group=self._group, group_dst=peer, tag=self._tag(transfer))
-            for transfer, tensor in sends
+            dist.isend(tensor, group=self._group, group_dst=peer, tag=self._tag(transfer, part))
+            for transfer, tensor, part in sends
         ]
         posted += [
-            dist.irecv(tensor, group=self._group, group_src=peer, tag=self._tag(transfer))
-            for transfer, tensor in receives
+            dist.irecv(tensor, group=self._group, group_src=peer, tag=self._tag(transfer, part))
+            for transfer, tensor, part in receives
         ]
         return posted
 
-    def _tag(self, transfer: Transfer) -> int:
+    def _tag(self, transfer: Transfer, part: int) -> int:
         direction = transfer.kind is Kind.F
-        return (transfer.microbatch * self._num_stages + transfer.target_stage) * 2 + direction
+        message = (transfer.microbatch * self._num_stages + transfer.target_stage) * 2 + direction
+        return message * MAX_PARTS + part
 
 
 class NcclTransport:
-    """One batched group of sends and receives per exchange.
+    """One batched group of sends and receives per exchange. Never run on a GPU so far.
 
-    The posting order is the same on both sides, which is all that NCCL asks for. Waiting makes the
-    compute stream wait, never the host; the executor keeps every buffer until its handle was
-    waited for, so no memory is reused while NCCL works on it.
+    NCCL wants both ranks to post the same groups in the same order on a communicator; the action
+    lists see to that for one communicator per pair of ranks as well as for one for all. With pairs,
+    the default, each has its own stream, so transfers with a slow neighbour hold up none with the
+    other one; a rank has few peers (two on linear and wave placements), so few more buffers of
+    NCCL. With one for all, a rank's transfers run one after another.
+
+    Waiting makes the current stream wait for the transfer's event, never the host. NCCL starts a
+    transfer behind what the current stream holds at the time it is posted, so a buffer just
+    allocated there may be received into. The executor drops a buffer only behind its wait, on the
+    same stream, so the allocator cannot give its memory away while NCCL works on it.
+
+    Args:
+        group: all ranks of the pipeline.
+        pairs: by peer, groups of this rank and the peer; None: ``group`` serves all peers.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, pairs: Mapping[int, dist.ProcessGroup] | None = None
+    ) -> None:
         self._group = group
+        self._pairs = pairs
 
     def exchange(
         self, peer: int, *, sends: Sequence[Parcel], receives: Sequence[Parcel]
     ) -> list[Handle]:
+        group, peer_there = self._group, peer
+        if self._pairs is not None:
+            group = self._pairs[peer]
+            peer_there = 1 - group.rank()
         operations = [
-            dist.P2POp(dist.isend, tensor, group=self._group, group_peer=peer)
-            for _, tensor in sends
-        ]
-        operations += [
-            dist.P2POp(dist.irecv, tensor, group=self._group, group_peer=peer)
-            for _, tensor in receives
+            dist.P2POp(operation, tensor, group=group, group_peer=peer_there)
+            for operation, parcels in ((dist.isend, sends), (dist.irecv, receives))
+            for _, tensor, _ in parcels
         ]
         works = dist.batch_isend_irecv(operations)
-        if len(works) == 1:  # NCCL coalesces a batch into one work
+        if len(works) == 1:  # NCCL makes one work of a batch
             works *= len(operations)
         return works

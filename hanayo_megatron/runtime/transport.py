@@ -9,12 +9,23 @@ import torch
 
 from hanayo_megatron.lowering.operation import Transfer
 
+MAX_PARTS = 16
+"""Tensors that belong to one transfer at most; a part's number fits into a gloo tag with it."""
+
+
+class TransportError(RuntimeError):
+    """Transfers that would hang or corrupt memory, or that did."""
+
 
 class Parcel(NamedTuple):
-    """A transfer and the tensor that it reads from or writes to."""
+    """One tensor of a transfer: what it reads from or writes to.
+
+    ``part`` tells apart the tensors that belong to one transfer, 0..MAX_PARTS-1.
+    """
 
     transfer: Transfer
     tensor: torch.Tensor
+    part: int = 0
 
 
 class Handle(Protocol):

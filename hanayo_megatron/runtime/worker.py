@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import torch
-
 from hanayo_megatron.lowering.operation import Transfer
+from hanayo_megatron.runtime.tensors import Tensors
 
 
 class StageWorker(Protocol):
-    """Runs the stages that one rank holds. All state is keyed by stage and microbatch."""
+    """Runs the stages that one rank holds. All state is keyed by stage and microbatch.
 
-    def forward(
-        self, stage: int, microbatch: int, input_tensor: torch.Tensor | None
-    ) -> torch.Tensor:
+    A stage hands on one tensor, or a tuple of them. The gradient of a tuple is a tuple with an
+    entry for each of its tensors that can have one (those of floating point).
+    """
+
+    def forward(self, stage: int, microbatch: int, input_tensor: Tensors | None) -> Tensors:
         """Run a stage; ``input_tensor`` is None for a first stage. A last stage gives the loss."""
         ...
 
@@ -23,10 +24,10 @@ class StageWorker(Protocol):
         stage: int,
         microbatch: int,
         *,
-        input_tensor: torch.Tensor | None,
-        output: torch.Tensor,
-        output_gradient: torch.Tensor | None,
-    ) -> torch.Tensor | None:
+        input_tensor: Tensors | None,
+        output: Tensors,
+        output_gradient: Tensors | None,
+    ) -> Tensors | None:
         """Full backward; the gradient of the input, or None for a first stage."""
         ...
 
@@ -35,10 +36,10 @@ class StageWorker(Protocol):
         stage: int,
         microbatch: int,
         *,
-        input_tensor: torch.Tensor | None,
-        output: torch.Tensor,
-        output_gradient: torch.Tensor | None,
-    ) -> torch.Tensor | None:
+        input_tensor: Tensors | None,
+        output: Tensors,
+        output_gradient: Tensors | None,
+    ) -> Tensors | None:
         """The input's share of the backward; keeps what ``backward_weight`` needs."""
         ...
 
@@ -46,11 +47,11 @@ class StageWorker(Protocol):
         """The weights' share of the backward."""
         ...
 
-    def empty(self, transfer: Transfer) -> torch.Tensor:
-        """An uninitialised buffer to receive the transfer into."""
+    def empty(self, transfer: Transfer) -> Tensors:
+        """Uninitialised buffers to receive the transfer into, where shapes are known."""
         ...
 
-    def free(self, output: torch.Tensor) -> None:
+    def free(self, output: Tensors) -> None:
         """Drop the data of a stage's output that was passed on; its graph is still needed."""
         ...
 

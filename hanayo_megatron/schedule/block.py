@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import accumulate
@@ -40,22 +41,26 @@ def repeat(block: Block, num_microbatches: int, *, period: int, cut: Cut = Cut.E
     """One block every ``period``; a block of fewer microbatches leaves out its last ones."""
     sizes = block_sizes(block, num_microbatches, cut)
     bases = list(accumulate(sizes, initial=0))
+    count = len(sizes)
     make = tuple.__new__
     draft = []
     for starts in block.starts:
-        timed = [
-            (time + number * period, number, stage, kind, microbatch)
-            for time, (stage, kind, microbatch) in starts
-            for number, size in enumerate(sizes)
-            if microbatch < size
+        # One number says when, in which block, and which of the block's actions: quick to sort.
+        width = len(starts)
+        keys = [
+            ((time + number * period) * count + number) * width + index
+            for index, (time, (_, _, microbatch)) in enumerate(starts)
+            for number in range(count)
+            if microbatch < sizes[number]
         ]
-        timed.sort()
-        draft.append(
-            [
-                make(Action, (stage, kind, bases[number] + microbatch))
-                for _, number, stage, kind, microbatch in timed
-            ]
-        )
+        keys.sort()
+        actions = [action for _, action in starts]
+        order = []
+        for key in keys:
+            stage, kind, microbatch = actions[key % width]
+            base = bases[key // width % count]
+            order.append(make(Action, (stage, kind, base + microbatch)))
+        draft.append(order)
     return draft
 
 
@@ -99,15 +104,34 @@ def tightest_period(block: Block, max_live: int) -> int | None:
     None if one block alone does not fit. Periods below an eighth of the block are not tried: they
     would ask for several times the ranks' speed.
     """
-    span = max(time for starts in block.starts for time, _ in starts) + 1
-    if most_live(repeat(block, block.microbatches, period=0)) > max_live:
+    span = 1 + max(time for starts in block.starts for time, _ in starts)
+    if _steady_live(block, span) > max_live:
         return None
     low, high = span // 8, span  # at high, blocks do not overlap
     while high - low > span // 1000 + 1:
         middle = (low + high) // 2
-        microbatches = block.microbatches * (2 + span // middle)
-        if most_live(repeat(block, microbatches, period=middle)) > max_live:
+        if _steady_live(block, middle) > max_live:
             low = middle
         else:
             high = middle
     return high
+
+
+def _steady_live(block: Block, period: int) -> int:
+    """Most activations of single stages on any rank if blocks are repeated without end."""
+    most = 0
+    for starts in block.starts:
+        times = [time for time, _ in starts]
+        changes = [1 if action.kind is Kind.F else -1 for _, action in starts]
+        live = list(accumulate(changes, initial=0))  # after so many actions of the block
+        for index, (time, change) in enumerate(zip(times, changes, strict=True)):
+            if change < 0:
+                continue
+            total = live[index + 1]
+            for earlier in range(time + period, times[-1], period):  # blocks that began before
+                total += live[bisect_right(times, earlier)]
+            for later in range(time - period, times[0], -period):
+                total += live[bisect_left(times, later)]
+            if total > most:
+                most = total
+    return most

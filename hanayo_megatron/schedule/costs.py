@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from hanayo_megatron.schedule.action import Kind
 from hanayo_megatron.schedule.placement import Placement
 
-_TICKS_PER_SHORTEST = 1_000_000
+_TICKS = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,29 +77,37 @@ class Costs:
     def ticks(self, placement: Placement) -> Ticks:
         """The same figures as whole numbers, so that equal instants compare equal."""
         durations = self.durations(placement)
-        known = [t for times in durations.values() for t in times if t > 0]
-        shortest = min(known, default=1.0)
-        unit = shortest / _TICKS_PER_SHORTEST
-        links = {
-            (source, target): round(self.link_time(source, target) / unit)
-            for source in range(placement.num_ranks)
-            for target in range(placement.num_ranks)
-        }
+        ranks = range(placement.num_ranks)
+        links = {(a, b): self.link_time(a, b) for a in ranks for b in ranks}
+        unit = _unit({time for times in (*durations.values(), links.values()) for time in times})
         return Ticks(
-            shortest,
-            {kind: [round(t / unit) for t in times] for kind, times in durations.items()},
-            links,
+            unit,
+            {kind: [round(time / unit) for time in times] for kind, times in durations.items()},
+            {link: round(time / unit) for link, time in links.items()},
         )
 
 
 @dataclass(frozen=True)
 class Ticks:
-    """Costs of a placement in whole ticks, a millionth of the ``shortest`` time."""
+    """Costs of a placement in whole ticks of ``unit`` time."""
 
-    shortest: float
+    unit: Fraction
     durations: Mapping[Kind, list[int]]
     links: Mapping[tuple[int, int], int]
 
     def time(self, ticks: int) -> float:
         """Ticks in the unit of the costs."""
-        return ticks * self.shortest / _TICKS_PER_SHORTEST
+        return ticks * self.unit.numerator / self.unit.denominator
+
+
+def _unit(times: Iterable[float]) -> Fraction:
+    """A millionth of the largest common part of the times, or of the shortest if they have none."""
+    positive = [time for time in times if time > 0]
+    shortest = Fraction(min(positive, default=1.0))
+    simple = [Fraction(time).limit_denominator(_TICKS) for time in positive]
+    if all(math.isclose(s, time, rel_tol=1e-12) for s, time in zip(simple, positive, strict=True)):
+        numerators = (s.numerator for s in simple)
+        part = Fraction(math.gcd(*numerators), math.lcm(*(s.denominator for s in simple)))
+        if part and shortest / part <= _TICKS:
+            return part / _TICKS
+    return shortest / _TICKS

@@ -11,8 +11,10 @@ def peak_live(schedule: Schedule) -> list[int]:
     """Most activations of single stages that each rank holds.
 
     Held from the start of F to the end of B, or of W where the backward is split: a weight gradient
-    needs the stage's input and the gradients inside it.
+    needs the stage's input and the gradients inside it. Nothing is held if nothing has a backward.
     """
+    if schedule.is_forward_only:
+        return [0] * len(schedule.orders)
     peaks = []
     for order in schedule.orders:
         live = peak = 0

@@ -24,6 +24,9 @@ class Run:
     makespan: int
 
 
+_make_action = tuple.__new__  # several times faster than Action(...)
+
+
 class Ahead(Enum):
     """What a rank may run before its place in the draft, rather than wait."""
 
@@ -59,9 +62,8 @@ def work_ahead(
     ticks = costs.ticks(placement)
     durations, links = ticks.durations, ticks.links
     rank_of, depth = placement.rank_of, placement.model_stages
-    ranks = range(placement.num_ranks)
 
-    # Position of each action in its rank's draft, by stage and microbatch.
+    # Place of each action in its rank's draft, by stage and microbatch.
     place_of: dict[bool, list[int]] = {
         forward: [-1] * (placement.num_stages * num_microbatches) for forward in (True, False)
     }
@@ -69,105 +71,139 @@ def work_ahead(
         for place, (stage, kind, microbatch) in enumerate(actions):
             place_of[kind is Kind.F][stage * num_microbatches + microbatch] = place
 
-    ready_forward: list[list[int]] = [[] for _ in ranks]
-    ready_backward: list[list[int]] = [[] for _ in ranks]
+    ranks = [_Rank(actions, max_live, ahead) for actions in draft]
     for rank in ranks:
-        for place, (stage, kind, _) in enumerate(draft[rank]):
+        for place, (stage, kind, _) in enumerate(rank.draft):
             if kind is Kind.F and stage % depth == 0:
-                ready_forward[rank].append(place)  # ascending, so already a heap
-    unweighted: list[deque[Action]] = [deque() for _ in ranks]  # input gradient done
-    done = [bytearray(len(actions)) for actions in draft]
-    first_open = [0] * len(ranks)  # every place before it is done
-    live = [0] * len(ranks)  # without those that only wait for their weight gradient
-    running: list[Action | None] = [None] * len(ranks)
-    orders: list[list[Action]] = [[] for _ in ranks]
-    make = tuple.__new__
+                rank.ready_forward.append(place)  # ascending, so already a heap
+
     finish, arrive_forward, arrive_backward = 0, 1, 2
     events: list[tuple[int, int, int, int]] = []  # (time, what, rank, place)
-
-    def has_room(rank: int, place: int) -> bool:
-        if live[rank] + len(unweighted[rank]) >= max_live:
-            return False
-        start = first_open[rank]
-        if place != start and ahead is not Ahead.EVERYTHING:
-            return False
-        most = planned = live[rank]
-        for index in range(start, place):
-            if not done[rank][index]:
-                planned += 1 if draft[rank][index].kind is Kind.F else -1
-                if planned > most:
-                    most = planned
-        return most < max_live
-
-    now, touched = 0, list(ranks)
+    now, touched = 0, list(range(len(ranks)))
     while True:
-        for rank in touched:
-            if running[rank] is not None:
-                continue
-            forwards, backwards = ready_forward[rank], ready_backward[rank]
-            if forwards and (
-                (not backwards or forwards[0] < backwards[0]) and has_room(rank, forwards[0])
-            ):
-                place = heappop(forwards)
-                live[rank] += 1
-            elif backwards and (ahead is not Ahead.NOTHING or backwards[0] == first_open[rank]):
-                place = heappop(backwards)
-                live[rank] -= 1
-            elif unweighted[rank]:
-                place = -1
-            else:
-                continue
-            if place < 0:
-                stage, _, microbatch = unweighted[rank].popleft()
-                action = make(Action, (stage, Kind.W, microbatch))
-            else:
-                action = draft[rank][place]
-                done[rank][place] = 1
-                if place == first_open[rank]:
-                    following = done[rank].find(0, place)
-                    first_open[rank] = following if following >= 0 else len(done[rank])
-            running[rank] = action
-            orders[rank].append(action)
-            heappush(events, (now + durations[action.kind][action.stage], finish, rank, 0))
+        for number in touched:
+            rank = ranks[number]
+            if rank.running is None and (action := rank.start_next()) is not None:
+                stage, kind, _ = action
+                heappush(events, (now + durations[kind][stage], finish, number, 0))
         if not events:
             break
 
         now = events[0][0]
         touched = []
         while events and events[0][0] == now:
-            _, what, rank, place = heappop(events)
-            touched.append(rank)
+            _, what, number, place = heappop(events)
+            touched.append(number)
+            rank = ranks[number]
             if what == arrive_forward:
-                heappush(ready_forward[rank], place)
+                heappush(rank.ready_forward, place)
                 continue
             if what == arrive_backward:
-                heappush(ready_backward[rank], place)
+                heappush(rank.ready_backward, place)
                 continue
-            action = running[rank]
-            running[rank] = None
-            stage, kind, microbatch = action
-            if kind is Kind.W:
-                continue
-            if kind is Kind.I:
-                unweighted[rank].append(action)
+            stage, kind, microbatch = rank.finish_running()
             if kind is Kind.F:
-                if stage % depth == depth - 1:
-                    target, forward = stage, False
-                else:
-                    target, forward = stage + 1, True
-            elif stage % depth:
-                target, forward = stage - 1, False
+                forward = stage % depth != depth - 1
+                target = stage + 1 if forward else stage
+            elif kind is not Kind.W and stage % depth:
+                forward, target = False, stage - 1
             else:
                 continue
             peer = rank_of[target]
             place = place_of[forward][target * num_microbatches + microbatch]
-            link = links[rank, peer]
+            link = links[number, peer]
             if link:
                 what = arrive_forward if forward else arrive_backward
                 heappush(events, (now + link, what, peer, place))
             else:
-                heappush(ready_forward[peer] if forward else ready_backward[peer], place)
+                consumer = ranks[peer]
+                heappush(consumer.ready_forward if forward else consumer.ready_backward, place)
                 touched.append(peer)
-    if any(place < len(actions) for place, actions in zip(first_open, draft, strict=True)):
+    if any(rank.first_open < len(rank.draft) for rank in ranks):
         return None
-    return Run(tuple(map(tuple, orders)), now)
+    return Run(tuple(tuple(rank.order) for rank in ranks), now)
+
+
+class _Rank:
+    """What one rank has done of its draft, and what it may do next."""
+
+    __slots__ = (
+        "ahead",
+        "done",
+        "draft",
+        "first_open",
+        "held",
+        "live",
+        "max_live",
+        "order",
+        "ready_backward",
+        "ready_forward",
+        "running",
+        "unweighted",
+    )
+
+    def __init__(self, draft: Sequence[Action], max_live: int, ahead: Ahead) -> None:
+        self.draft = draft
+        self.max_live = max_live
+        self.ahead = ahead
+        self.ready_forward: list[int] = []  # heaps of places in the draft
+        self.ready_backward: list[int] = []
+        self.unweighted: deque[Action] = deque()  # input gradient done, weight gradient not
+        self.done = bytearray(len(draft))
+        self.first_open = 0  # every place before it is done
+        self.live = 0  # activations, without those that only wait for their weight gradient
+        self.held = 0  # with them
+        self.running: Action | None = None
+        self.order: list[Action] = []
+
+    def start_next(self) -> Action | None:
+        """Start the earliest action of the draft that is ready and may run, else a W."""
+        forwards, backwards, next_place = self.ready_forward, self.ready_backward, self.first_open
+        if (
+            forwards
+            and self.held < self.max_live
+            and (not backwards or forwards[0] < backwards[0])
+            and (forwards[0] == next_place or self._may_overtake(forwards[0]))
+        ):
+            place = heappop(forwards)
+            self.live += 1
+            self.held += 1
+        elif backwards and (self.ahead is not Ahead.NOTHING or backwards[0] == next_place):
+            place = heappop(backwards)
+            self.live -= 1
+            self.held -= self.draft[place][1] is Kind.B  # I keeps it until W
+        elif self.unweighted:
+            stage, _, microbatch = self.unweighted.popleft()
+            self.held -= 1
+            return self._run(_make_action(Action, (stage, Kind.W, microbatch)))
+        else:
+            return None
+        self.done[place] = 1
+        if place == next_place:
+            following = self.done.find(0, place)
+            self.first_open = following if following >= 0 else len(self.done)
+        return self._run(self.draft[place])
+
+    def finish_running(self) -> Action:
+        action = self.running
+        self.running = None
+        if action[1] is Kind.I:
+            self.unweighted.append(action)
+        return action
+
+    def _run(self, action: Action) -> Action:
+        self.running = action
+        self.order.append(action)
+        return action
+
+    def _may_overtake(self, place: int) -> bool:
+        """Whether a forward may run now and keep its activation up to its place in the draft."""
+        if self.ahead is not Ahead.EVERYTHING:
+            return False
+        most = planned = self.live
+        for index in range(self.first_open, place):
+            if not self.done[index]:
+                planned += 1 if self.draft[index][1] is Kind.F else -1
+                if planned > most:
+                    most = planned
+        return most < self.max_live

@@ -13,8 +13,9 @@ from hanayo_megatron.lowering.rendezvous import Communicator, Rendezvous
 from hanayo_megatron.schedule.action import Kind
 from hanayo_megatron.schedule.collector import collector_paused
 from hanayo_megatron.schedule.costs import Costs, Ticks
+from hanayo_megatron.schedule.memory import peak_activations, stage_share
 from hanayo_megatron.schedule.schedule import Schedule
-from hanayo_megatron.simulate.memory import peak_live_activations, peak_receive_buffers
+from hanayo_megatron.simulate.receive_buffers import peak_receive_buffers
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,8 @@ class Simulation:
         compute: time spent in computes.
         wait: the rest of the makespan.
         transfer: time that the rank's transfers take, overlapped with computes or not.
-        peak_activations: most activations held, in M_a; see ``memory.peak_live_activations``.
-        peak_receive_buffers: see ``memory.peak_receive_buffers``.
+        peak_activations: most activations held, in M_a; see ``schedule.memory``.
+        peak_receive_buffers: see ``receive_buffers``.
         weight_memory: weights held, in M_w.
         transfers: tensors moved between ranks.
         starts, ends: of each compute, in ticks, beside ``schedule.orders``.
@@ -188,8 +189,7 @@ def _summary(
         transfer[rank] += end - start
         transfer[exchange.peer] += end - start
         transfers += len(exchange.sends) + len(exchange.receives)
-    # A stage is this part of a rank's share of the model.
-    share = placement.num_ranks / placement.model_stages
+    share = stage_share(placement)
     return Simulation(
         schedule=schedule,
         ticks=ticks,
@@ -199,7 +199,7 @@ def _summary(
         compute=tuple(map(ticks.time, compute)),
         wait=tuple(ticks.time(makespan - busy) for busy in compute),
         transfer=tuple(map(ticks.time, transfer)),
-        peak_activations=tuple(peak_live_activations(o) * share for o in schedule.orders),
+        peak_activations=tuple(peak_activations(schedule)),
         peak_receive_buffers=peak_receive_buffers(lowered),
         weight_memory=tuple(len(stages) * share for stages in placement.stages_of),
         transfers=transfers,

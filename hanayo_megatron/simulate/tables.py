@@ -8,7 +8,7 @@ from hanayo_megatron.simulate.closed_form import ClosedForm
 from hanayo_megatron.simulate.report import Report
 
 
-def describe(report: Report, *, memory_limit: float | None = None) -> str:
+def describe(report: Report) -> str:
     """One schedule in full."""
     simulation, bound = report.simulation, report.bound
     placement = report.schedule.placement
@@ -33,12 +33,10 @@ def describe(report: Report, *, memory_limit: float | None = None) -> str:
     }
     ranks = map(str, range(placement.num_ranks))
     lines += table(["rank", *columns], list(zip(ranks, *columns.values(), strict=True)))
-    if _exceeds(report, memory_limit):
-        lines += ["", f"The limit of {_number(memory_limit)} M_a is exceeded."]
     return "\n".join(lines)
 
 
-def compare(reports: Sequence[Report], *, memory_limit: float | None = None) -> str:
+def compare(reports: Sequence[Report]) -> str:
     """A row for each, the shortest makespan first, and what to make of it."""
     reports = sorted(reports, key=by_makespan)
     headers = ["schedule", "stages", "makespan", "bubble", "own span", "formula"]
@@ -53,7 +51,7 @@ def compare(reports: Sequence[Report], *, memory_limit: float | None = None) -> 
         formula = "" if form is None or form.bubble_ratio is None else _percent(form.bubble_ratio)
         rows.append(
             [
-                report.schedule.name + " *" * _exceeds(report, memory_limit),
+                report.schedule.name,
                 str(report.schedule.placement.model_stages),
                 _number(simulation.makespan),
                 _percent(simulation.bubble_ratio),
@@ -66,10 +64,7 @@ def compare(reports: Sequence[Report], *, memory_limit: float | None = None) -> 
                 *[_number(report.peak_memory)] * has_memory,
             ]
         )
-    lines = table(headers, rows)
-    if any(_exceeds(report, memory_limit) for report in reports):
-        lines += ["", f"* exceeds the limit of {_number(memory_limit)} M_a"]
-    return "\n".join([*lines, "", _advice(reports, memory_limit)])
+    return "\n".join([*table(headers, rows), "", _advice(reports)])
 
 
 def by_makespan(report: Report) -> tuple[float, ...]:
@@ -107,13 +102,10 @@ def table(
     ]
 
 
-def _advice(reports: Sequence[Report], memory_limit: float | None) -> str:
+def _advice(reports: Sequence[Report]) -> str:
     """Which one to take; plain 1F1B where nothing is faster."""
-    fitting = [report for report in reports if not _exceeds(report, memory_limit)]
-    if not fitting:
-        return "None of these stays within the memory limit."
-    best = fitting[0]
-    plain = next((report for report in fitting if report.schedule.name == "1f1b"), None)
+    best = reports[0]
+    plain = next((report for report in reports if report.schedule.name == "1f1b"), None)
     if plain is None:
         return f"Shortest is {title(best)}."
     if plain.simulation.makespan <= best.simulation.makespan:
@@ -122,20 +114,17 @@ def _advice(reports: Sequence[Report], memory_limit: float | None) -> str:
     return f"Shortest is {title(best)}; {_percent(gain)} less time than plain 1f1b."
 
 
-def _exceeds(report: Report, memory_limit: float | None) -> bool:
-    if memory_limit is None:
-        return False
-    return max(report.simulation.peak_activations) > memory_limit
-
-
 def _formula(form: ClosedForm | None) -> str:
     if form is None:
         return "none known"
     if form.bubble_ratio is None:
         return f"none for these numbers ({form.source})"
-    of = "of a rank's own span" if form.of_own_span else "of the step"
-    kind = "exact" if form.is_exact else "an approximation"
-    return f"{_percent(form.bubble_ratio)} {of}, {kind} ({form.source})"
+    own_span = form.own_span_bubble_ratio
+    return (
+        f"{_percent(form.bubble_ratio)} of the step"
+        + ("" if own_span is None else f", {_percent(own_span)} of a rank's own span")
+        + f", {'exact' if form.is_exact else 'an approximation'} ({form.source})"
+    )
 
 
 def _percent(ratio: float) -> str:

@@ -13,6 +13,7 @@ from hanayo_megatron.timeline.event import Event, Timeline
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
 Colour = tuple[float, float, float]
 
@@ -38,7 +39,8 @@ _LANE_TOP, _LANE_HEIGHT = 0.83, 0.11
 
 # Inches.
 _ROW = 0.38
-_LEFT, _RIGHT, _ABOVE, _BELOW, _LEGEND = 0.62, 0.72, 0.42, 0.42, 0.30
+_LEFT, _RIGHT, _ABOVE, _BELOW = 0.62, 0.72, 0.42, 0.42
+_LEGEND_ROW, _LEGEND_COLUMN = 0.24, 1.9
 _PER_COMPUTE, _NARROWEST, _WIDEST = 0.12, 7.0, 24.0
 
 _FONT, _SMALLEST_FONT = 7.5, 3.2
@@ -69,7 +71,10 @@ def _figure(timelines: Sequence[Timeline]) -> Figure:
         lengths[timeline.unit] = max(lengths[timeline.unit], _end(timeline.events))
     width = _LEFT + _RIGHT + max(_inches_of_time(t, lengths[t.unit]) for t in timelines)
     rows = [_ROW * timeline.placement.num_ranks for timeline in timelines]
-    height = sum(rows) + (_ABOVE + _BELOW) * len(rows) + _LEGEND
+    legend = _legend_entries(timelines)
+    legend_columns = max(1, int((width - _LEFT) / _LEGEND_COLUMN))
+    legend_rows = -(-len(legend) // legend_columns)
+    height = sum(rows) + (_ABOVE + _BELOW) * len(rows) + _LEGEND_ROW * legend_rows
 
     figure = Figure(figsize=(width, height), facecolor="white")
     bottom = height
@@ -82,7 +87,18 @@ def _figure(timelines: Sequence[Timeline]) -> Figure:
         points_per_time = 72 * (width - _LEFT - _RIGHT) / (lengths[timeline.unit] or 1)
         axes.set_xlim(0, lengths[timeline.unit] or 1)
         _draw_rows(axes, timeline, points_per_time, name=f"timeline{number}")
-    _draw_legend(figure, timelines)
+    figure.legend(
+        handles=legend,
+        loc="lower left",
+        bbox_to_anchor=(_LEFT / width, 0),
+        ncols=legend_columns,
+        frameon=False,
+        borderpad=0.3,
+        borderaxespad=0,
+        handlelength=1.2,
+        handleheight=0.9,
+        columnspacing=1.6,
+    )
     return figure
 
 
@@ -205,32 +221,18 @@ def _idle(events: Iterable[Event], total: float) -> float:
     return 1 - sum(event.end - event.start for event in events) / total if total else 0.0
 
 
-def _draw_legend(figure: Figure, timelines: Sequence[Timeline]) -> None:
+def _legend_entries(timelines: Sequence[Timeline]) -> list[Patch]:
     from matplotlib.patches import Patch
 
     actions = [event.action for timeline in timelines for event in timeline.events]
     kinds = {action.kind for action in actions if action}
-    patches = [Patch(color=_COLOURS[k], label=_KIND_NAMES[k]) for k in Kind if k in kinds]
+    entries = [Patch(color=_COLOURS[k], label=_KIND_NAMES[k]) for k in Kind if k in kinds]
     if None in actions:
-        patches.append(Patch(color=_TRANSFER, alpha=0.55, label="transfer (below the bars)"))
-    patches.append(Patch(color=_IDLE, label="bubble"))
-    placements = [timeline.placement for timeline in timelines]
-    shaded = [p for p in placements if max(map(len, p.stages_of)) > 1]
-    if shaded:
-        by = "replica" if any(p.replicas > 1 for p in shaded) else "chunk"
-        patches.append(Patch(alpha=0, label=f"dark to light: first to last {by} of the rank"))
-    figure.legend(
-        handles=patches,
-        loc="lower left",
-        bbox_to_anchor=(_LEFT / figure.get_figwidth(), 0),
-        ncols=len(patches),
-        frameon=False,
-        borderpad=0.3,
-        borderaxespad=0,
-        handlelength=1.2,
-        handleheight=0.9,
-        columnspacing=1.6,
-    )
+        entries.append(Patch(color=_TRANSFER, alpha=0.55, label="transfer (below the bars)"))
+    entries.append(Patch(color=_IDLE, label="bubble"))
+    if any(len(stages) > 1 for t in timelines for stages in t.placement.stages_of):
+        entries.append(Patch(alpha=0, label="dark to light: first to last chunk"))
+    return entries
 
 
 def _end(events: Iterable[Event]) -> float:

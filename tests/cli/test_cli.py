@@ -104,11 +104,13 @@ def test_simulate_for_people(capsys):
     assert len(out.splitlines()) == 5 + 2 + 8
 
 
-def test_memory_limit_is_checked(capsys):
-    _, out, _ = run(capsys, "simulate --schedule gpipe --pp 2 --microbatches 8 --memory-limit 4")
-    assert "The limit of 4 M_a is exceeded." in out
-    _, out, _ = run(capsys, "simulate --schedule gpipe --pp 2 --microbatches 4 --memory-limit 4")
-    assert "exceeded" not in out
+def test_memory_limit_shapes_the_schedule_or_is_an_error(capsys):
+    line = "simulate --pp 4 --microbatches 8 --memory-limit 3 --schedule"
+    assert max(run_json(capsys, f"{line} hanayo")["peak_activations"]) <= 3
+    assert run_json(capsys, f"{line} hanayo")["closed_form_bubble_ratio"] is None
+    code, out, err = run(capsys, f"{line} gpipe")
+    assert (code, out) == (2, "")
+    assert "holds 8 M_a on rank 0, more than the memory limit of 3 M_a" in err
 
 
 def test_compare_sorts_by_makespan_and_names_the_shortest(capsys):
@@ -143,19 +145,25 @@ def test_compare_says_when_plain_1f1b_is_best(capsys):
 def test_compare_without_names_has_all_schedules(capsys):
     found = run_json(capsys, "compare --pp 4 --microbatches 8")
     listed = run_json(capsys, "list")
+    assert len(listed) >= 15
     assert {r["schedule"] for r in found} == {entry["schedule"] for entry in listed}
 
 
-def test_compare_heeds_the_memory_limit(capsys):
-    _, out, _ = run(
-        capsys, "compare --schedule gpipe hanayo --pp 8 --microbatches 16 --memory-limit 8"
+def test_compare_leaves_out_what_does_not_fit(capsys):
+    line = "compare --schedule gpipe hanayo --pp 4 --microbatches 8 --memory-limit 3"
+    code, out, err = run(capsys, line)
+    assert code == 0
+    assert [row.split()[0] for row in out.splitlines() if row] == ["schedule", "hanayo", "Shortest"]
+    left_out = [line.split(" on rank ")[0] for line in err.splitlines()]
+    assert left_out == [
+        "left out: schedule 'gpipe' holds 8 M_a",
+        "left out: schedule '1f1b' holds 4 M_a",
+    ]
+    code, out, err = run(
+        capsys, "compare --schedule gpipe --pp 4 --microbatches 8 --memory-limit 3"
     )
-    rows = {row.split()[0]: row for row in out.splitlines() if row}
-    assert rows["gpipe"].startswith("gpipe *")
-    assert rows["1f1b"].startswith("1f1b  ")
-    assert "* exceeds the limit of 8 M_a" in out
-    _, out, _ = run(capsys, "compare --schedule gpipe --pp 8 --microbatches 16 --memory-limit 1")
-    assert out.splitlines()[-1] == "None of these stays within the memory limit."
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1] == "hanayo-megatron: no schedule is left to compare"
 
 
 def test_costs_file(capsys, tmp_path):
@@ -228,6 +236,8 @@ def test_a_backward_time_alone_is_split_in_halves(capsys, tmp_path):
         ("plot --pp 2 --microbatches 2", "nothing to plot: give --schedule, --measured or both"),
         ("plot --schedule 1f1b --pp 2 --microbatches 2 --output x.gif", "must end in .svg or .png"),
         ("plot --measured no.json", "no.json"),
+        ("verify no.csv", "no.csv"),
+        ("simulate --schedule no.csv", "no.csv"),
         ("export --schedule 1f1b --pp 2 --microbatches 2 --output x.txt", "must end in .csv"),
     ],
 )
@@ -286,6 +296,47 @@ def test_export_chrome_trace(capsys, tmp_path):
     assert (code, out) == (0, f"{path}\n")
     events = json.loads(path.read_text())["traceEvents"]
     assert sum(event["ph"] == "X" for event in events) == 4 * 2 * 2
+
+
+def test_export_verify_and_simulate_a_csv_file(capsys, tmp_path):
+    path = tmp_path / "chimera.csv"
+    assert run(capsys, f"export --schedule chimera --pp 4 --microbatches 4 --output {path}") == (
+        0,
+        f"{path}\n",
+        "",
+    )
+    assert run(capsys, f"verify {path}") == (
+        0,
+        f"{path} is right: 4 ranks, 4 microbatches, 4 stages, 2 replicas; at most 4 M_a of "
+        "activations; its transfers cannot deadlock\n",
+        "",
+    )
+    assert run_json(capsys, f"verify {path}") == {"file": str(path), "faults": None}
+    found = run_json(capsys, f"simulate --schedule {path}")
+    assert (found["schedule"], found["closed_form_bubble_ratio"]) == (str(path), None)
+    assert (found["pp"], found["microbatches"], found["stages"]) == (4, 4, 4)
+    assert found["bubble_ratio"] == 0.25
+    assert found["peak_activations"] == [3, 4, 4, 3]
+    assert found["weight_memory"] == [2, 2, 2, 2]
+    code, _, err = run(capsys, f"simulate --schedule {path} --pp 2")
+    assert code == 2
+    assert "is for 4 ranks, asked for are 2" in err
+    _, out, _ = run(capsys, f"compare --schedule {path} --pp 4 --microbatches 4")
+    assert out.splitlines()[1].startswith(str(path))
+
+
+def test_verify_shows_all_faults_and_exits_with_1(capsys, tmp_path):
+    path = tmp_path / "wrong.csv"
+    path.write_text("0F0,0B0,0F1\n1F0,1B0,1B1\n")
+    code, out, err = run(capsys, f"verify {path}")
+    assert (code, err) == (1, "")
+    assert out.splitlines()[1].split() == ["rank", "position", "cell", "expected"]
+    assert {"0B1", "1F1"} <= {line.split()[2] for line in out.splitlines()[2:]}
+    assert "1F1" in run(capsys, f"verify {path} --json")[1]
+    path.write_text("0F0,0B0\n1F0,1B0\n")
+    code, out, _ = run(capsys, f"verify {path} --memory-limit 0.5")
+    assert code == 1
+    assert "more than the memory limit of 0.5 M_a" in out
 
 
 def test_list(capsys):

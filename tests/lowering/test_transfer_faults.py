@@ -134,7 +134,7 @@ def test_all_faults_are_in_the_error():
     with pytest.raises(DeadlockError) as error:
         check_deadlock_free(broken)
     assert str(error.value).splitlines() == [
-        "schedule '1f1b' has wrong transfers:",
+        "schedule '1f1b' has 2 wrong transfers:",
         f"  rank 0 at position 2 frees the {A}, which it has not sent before",
         "  rank 1 at position 0 runs 1F0 before its input is received",
     ]

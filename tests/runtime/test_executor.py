@@ -2,29 +2,111 @@
 
 import pytest
 import torch
-from pipeline_model import run_pipeline, run_reference
+from library_cases import library_cases
+from pipeline_model import Conditions, run_pipeline, run_reference
 
-from hanayo_megatron.schedule import ScheduleSpec, build_schedule
+from hanayo_megatron.lowering.lower import lower
+from hanayo_megatron.lowering.operation import Exchange
+from hanayo_megatron.schedule import ScheduleSpec, build_schedule, schedule_names
+from hanayo_megatron.simulate.memory import peak_live_activations, peak_receive_buffers
 
-CASES = [
-    (name, pp, waves, microbatches)
-    for name in ("gpipe", "1f1b", "hanayo")
-    for pp in (1, 2, 3, 4)
-    for waves in ((1, 2, 3) if name == "hanayo" else (1,))
-    for microbatches in (1, 2, 3, 5, 8, 9)
-]
+FEW = library_cases((2, 3, 4), (1, 2), (1, 4, 8))
+ALL = library_cases((2, 3, 4), (1, 2, 3), range(1, 10))
+
+
+def check(name, spec):
+    """Every run against torch on one rank, and all runs of one schedule bit for bit equal."""
+    schedule = build_schedule(name, spec)
+    expected, expected_losses = run_reference(schedule)
+    stragglers = range(spec.pp)
+    runs = [
+        run_pipeline(schedule, Conditions(communicators=layout, straggler=straggler))
+        for layout, straggler in (
+            ("pair", None),
+            ("group", None),
+            *(("pair", s) for s in stragglers),
+        )
+    ]
+    first = runs[0]
+    for ours, theirs in zip(first.gradients, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12)
+    for run in runs:
+        assert run.losses == expected_losses
+        assert all(map(torch.equal, run.gradients, first.gradients))
+        assert all(s.live_activations == 0 and s.receive_buffers == 0 for s in run.stats)
+        for rank, worker in enumerate(run.workers):
+            trained = {action.stage for action in schedule.orders[rank]}
+            assert sorted(worker.synchronised) == sorted(trained)
+
+
+def test_every_schedule_of_the_library_is_run():
+    assert {case.values[0] for case in FEW} == set(schedule_names())
+
+
+@pytest.mark.parametrize(("name", "spec"), FEW)
+def test_gradients_equal_a_run_on_one_rank_whoever_is_slow(name, spec):
+    check(name, spec)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "spec"), ALL)
+def test_gradients_of_all_sizes(name, spec):
+    check(name, spec)
+
+
+@pytest.mark.parametrize(("name", "spec"), library_cases((2, 4), (1, 2), (1, 3, 8)))
+def test_peaks_equal_the_simulators(name, spec):
+    schedule = build_schedule(name, spec)
+    stats = run_pipeline(schedule).stats
+    assert [s.peak_activations for s in stats] == list(map(peak_live_activations, schedule.orders))
+    assert [s.peak_receive_buffers for s in stats] == list(peak_receive_buffers(lower(schedule)))
+
+
+@pytest.mark.parametrize(("name", "spec"), FEW)
+def test_no_rank_sends_to_itself(name, spec):
+    for rank, program in enumerate(lower(build_schedule(name, spec)).programs):
+        for operation in program:
+            if isinstance(operation, Exchange):
+                assert operation.peer != rank
+                assert all(t.source != t.target for t in (*operation.sends, *operation.receives))
 
 
 @pytest.mark.parametrize("communicators", ["pair", "group"])
-@pytest.mark.parametrize(("name", "pp", "waves", "microbatches"), CASES)
-def test_gradients_equal_a_run_on_one_rank(name, pp, waves, microbatches, communicators):
-    schedule = build_schedule(name, ScheduleSpec(pp=pp, microbatches=microbatches, waves=waves))
-    expected, expected_losses = run_reference(schedule)
-    gradients, losses, workers, stats = run_pipeline(schedule, communicators=communicators)
+@pytest.mark.parametrize("name", ["1f1b", "hanayo", "hanayo-zb", "interleaved", "chimera"])
+@pytest.mark.parametrize("checked", [False, True])
+def test_shapes_that_change_and_tensors_of_several_dtypes(name, communicators, checked):
+    schedule = build_schedule(name, ScheduleSpec(pp=4, microbatches=8, waves=2))
+    expected, expected_losses = run_reference(schedule, several=True, ragged=True)
+    for straggler in (None, 0, 3):
+        run = run_pipeline(
+            schedule,
+            Conditions(
+                communicators=communicators,
+                several=True,
+                ragged=True,
+                announced=True,
+                checked=checked,
+                straggler=straggler,
+            ),
+        )
+        assert run.losses == expected_losses
+        for ours, theirs in zip(run.gradients, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12)
+        assert all(s.live_activations == 0 and s.receive_buffers == 0 for s in run.stats)
 
-    assert losses == expected_losses
-    for ours, theirs in zip(gradients, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
-    for rank, worker in enumerate(workers):
-        assert sorted(worker.synchronised) == list(schedule.placement.stages_of[rank])
-    assert all(s.live_activations == 0 and s.receive_buffers == 0 for s in stats)
+
+@pytest.mark.slow
+@pytest.mark.parametrize("communicators", ["pair", "group"])
+@pytest.mark.parametrize(("name", "spec"), ALL)
+def test_announced_shapes_cannot_deadlock(name, spec, communicators):
+    schedule = build_schedule(name, spec)
+    plain = run_pipeline(schedule)
+    announced = run_pipeline(schedule, Conditions(communicators=communicators, announced=True))
+    assert all(map(torch.equal, announced.gradients, plain.gradients))
+
+
+@pytest.mark.parametrize("name", ["1f1b", "hanayo", "zb-v"])
+def test_debug_mode_changes_nothing(name):
+    schedule = build_schedule(name, ScheduleSpec(pp=3, microbatches=6))
+    plain, checked = run_pipeline(schedule), run_pipeline(schedule, Conditions(checked=True))
+    assert all(map(torch.equal, checked.gradients, plain.gradients))

@@ -18,7 +18,7 @@ def makespan(schedule, costs=None):
     costs = costs or Costs()
     plan = plan_times(schedule, costs)
     ends = [end for rank in plan.ends for end in rank]
-    return max(ends) * costs.ticks(schedule.placement).unit
+    return costs.ticks(schedule.placement).time(max(ends))
 
 
 def assert_complete(schedule):

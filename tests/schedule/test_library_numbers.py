@@ -211,3 +211,27 @@ def test_dualpipe_v_bubble_equals_its_formula(pp, microbatches, fused):
 def test_dualpipe_v_without_overlap_waits_only_for_the_first_input():
     for pp, microbatches in ((4, 8), (8, 16), (8, 24)):
         assert idle(build("dualpipe-v", pp, microbatches)) == pp - 1
+
+
+@pytest.mark.parametrize("waves", [1, 2, 3])
+def test_idle_time_of_hanayo_grows_slowly_with_the_blocks(waves):
+    for pp, blocks in product((2, 4, 5, 7), (2, 4)):
+        once = idle(build("hanayo", pp, pp, waves=waves))
+        assert idle(build("hanayo", pp, pp * blocks, waves=waves)) <= once + (blocks - 1) * pp
+
+
+def test_idle_time_of_chimera_does_not_grow_with_the_blocks():
+    for pp, blocks in product((2, 4, 6, 8), (1, 2, 3)):
+        assert idle(build("chimera", pp, pp * blocks)) == 2 * (pp - 2)
+        if blocks > 1:
+            assert idle(build("chimera-doubling", pp, pp * blocks)) == 3 * (pp / 2 - 1)
+
+
+def test_v_half_and_v_min_take_what_their_docstrings_say():
+    for pp in range(2, 13):
+        for microbatches in (pp // 2 + 1, pp, pp + 1, 2 * pp):
+            found = measure(build("v-min", pp, microbatches), EQUAL)
+            assert found.makespan <= 6 * (microbatches - 1) + 4 * pp + 1
+            if pp % 2 == 0 and pp >= 4:
+                found = measure(build("v-half", pp, microbatches), EQUAL)
+                assert found.makespan <= 6 * (microbatches - 1) + 3 * pp - 1

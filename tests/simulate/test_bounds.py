@@ -82,8 +82,15 @@ def test_a_linear_pipeline_reaches_its_bound(name):
 def test_waves_have_shorter_fills():
     """Work plus (P-1)/2W of T_F and of T_B (architecture.md has the split case)."""
     for waves in (1, 2, 4):
-        schedule = build_schedule("hanayo", ScheduleSpec(pp=8, microbatches=32, waves=waves))
-        assert makespan_bound(schedule, Costs()).busiest_rank == 96 + 7 * 3 / (2 * waves)
+        schedule = build_schedule("hanayo", ScheduleSpec(pp=8, microbatches=8, waves=waves))
+        assert makespan_bound(schedule, Costs()).busiest_rank == 24 + 7 * 3 / (2 * waves)
+
+
+def test_hanayo_zb_reaches_its_bound():
+    for waves in (1, 2):
+        schedule = build_schedule("hanayo-zb", ScheduleSpec(pp=4, microbatches=8, waves=waves))
+        bound = makespan_bound(schedule, Costs()).makespan
+        assert simulate(lower(schedule)).makespan == bound == 24 + 3 / (2 * waves)
 
 
 def test_evaluation_counts_forwards_only():

@@ -12,9 +12,10 @@ def chimera(spec: ScheduleSpec) -> Schedule:
     """Both copies at once, within 1F1B's peak memory; even P, any M.
 
     Every rank holds two stages, one of each copy: weights 2·M_w. Microbatches take turns between
-    the copies; the down copy has stage ids 0..P-1, the up copy P..2P-1. Idle time is (P-2)·T_F for
-    T_F=T_B and (P-2)·T_B for T_B=2T_F, if P divides M: for M=P a bubble ratio of 0.25, 0.333, 0.368
-    for P=4, 8, 16. Activations between (P/2+1)·M_a and P·M_a for M=P, at most P·M_a for any M.
+    the copies; the down copy has stage ids 0..P-1, the up copy P..2P-1. If P divides M,
+    idle time is (P-2)·T_F for T_F=T_B and within T_F of (P-2)·T_B for T_B=2T_F: for M=P a bubble
+    ratio of 0.25, 0.333, 0.368 for P=4, 8, 16. Activations between (P/2+1)·M_a and P·M_a for M=P,
+    at most P·M_a for any M.
 
     For M > P blocks of up to P microbatches are overlapped as far as P·M_a, or ``memory_limit`` of
     at least 2·M_a, allows (direct concatenation, section 3.5).

@@ -15,8 +15,8 @@ def hanayo(spec: ScheduleSpec) -> Schedule:
     Activations between ((2W-1)P+1)/(2W)·M_a and P·M_a for M=P, at most P·M_a for any M.
 
     The paper fixes M=P. Other M repeat blocks of up to P microbatches, overlapped as far as the
-    memory (P·M_a, or ``memory_limit`` of at least M_a) allows: idle time grows by less than P stage
-    times a block instead of a whole fill and drain.
+    memory (P·M_a, or ``memory_limit`` of at least M_a) allows. If P divides M and T_B=2T_F, idle
+    time grows by at most P stage forwards a block instead of a whole fill and drain.
     """
     return wave_schedule("hanayo", spec, split_backward=False)
 

@@ -1,0 +1,80 @@
+"""Measures chosen steps of a training and writes their timelines."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hanayo_megatron.lowering.lower import LoweredSchedule
+from hanayo_megatron.megatron.host_network import hosts_of
+from hanayo_megatron.runtime.observer import Observer
+from hanayo_megatron.runtime.recorder import CudaClock, HostClock, NvtxRanges, Recorder
+from hanayo_megatron.timeline.measured import measured_timeline, save_measured
+
+logger = logging.getLogger(__name__)
+
+
+class StepTimelines:
+    """Counts training steps and measures those that were chosen.
+
+    Every rank writes ``step<N>-rank<R>.json``, its spans in seconds. The first rank of every
+    pipeline writes ``step<N>-pipeline<R>`` for all ranks of it: ``.json`` in the simulator's
+    format, ``.svg`` with the planned step above the measured one, and ``.trace.json`` for
+    Perfetto. R is a global rank. Ranks start their clocks behind a barrier, so times of different
+    ranks are comparable to the time that a barrier takes.
+
+    Args:
+        folder: made if it is missing.
+        steps: counted from 1.
+        on_gpu: whether times are those of the GPU.
+    """
+
+    def __init__(self, folder: Path, steps: range, *, on_gpu: bool) -> None:
+        self._folder = folder
+        self._steps = steps
+        self._on_gpu = on_gpu
+        self._step = 0
+
+    @contextmanager
+    def measuring(
+        self, lowered: LoweredSchedule, group: dist.ProcessGroup
+    ) -> Iterator[list[Observer]]:
+        """While a rank's action list runs; gives the observers to measure it, if any."""
+        if lowered.schedule.is_forward_only:
+            yield []
+            return
+        self._step += 1
+        if self._step not in self._steps:
+            yield []
+            return
+        if self._on_gpu:
+            torch.cuda.synchronize()
+        hosts = hosts_of(group)
+        dist.barrier(group=hosts)
+        recorder = Recorder(CudaClock() if self._on_gpu else HostClock())
+        yield [recorder, NvtxRanges()] if self._on_gpu else [recorder]
+        self._save(lowered, recorder.spans(), hosts)
+
+    def _save(
+        self,
+        lowered: LoweredSchedule,
+        spans: list[tuple[float, float, str]],
+        hosts: dist.ProcessGroup,
+    ) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        own = self._folder / f"step{self._step}-rank{dist.get_rank()}.json"
+        own.write_text(json.dumps(spans), encoding="utf-8")
+        is_first = hosts.rank() == 0
+        gathered: list[list] | None = [[] for _ in range(hosts.size())] if is_first else None
+        dist.gather_object(spans, gathered, group=hosts, group_dst=0)
+        if gathered is not None:
+            stem = self._folder / f"step{self._step}-pipeline{dist.get_rank()}"
+            title = f"{lowered.schedule.name}, step {self._step} as measured"
+            save_measured(lowered, measured_timeline(lowered, gathered, title=title), stem)
+            logger.info("timeline of step %d written to %s.svg", self._step, stem)

@@ -1,0 +1,109 @@
+"""Ranks compare what they are about to do, or all of them stop."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from hanayo_megatron.errors import HanayoError
+
+_POLL_SECONDS = 0.05
+_MOST_DIFFERENCES = 5
+
+
+class DisagreementError(HanayoError, RuntimeError):
+    """Ranks were about to do different things."""
+
+
+def agree(
+    store: dist.Store,
+    *,
+    rank: int,
+    num_ranks: int,
+    fields: Mapping[str, str],
+    patience: float,
+) -> None:
+    """Return once all ranks have given the same fields.
+
+    Needs the store only, so it works where collectives would hang. Rank 0 reads the fields of all
+    ranks and tells them what it found.
+
+    Args:
+        store: shared by all ranks, used by nobody else under these keys.
+        fields: by name, in the order in which differences are told.
+        patience: seconds that a rank waits for the others.
+
+    Raises DisagreementError on every rank: naming the fields that differ and which rank has what,
+    or the ranks that did not take part.
+    """
+    store.set(_key(rank), json.dumps(dict(fields)))
+    deadline = time.monotonic() + patience
+    if rank == 0:
+        missing = _missing(store, list(range(num_ranks)), deadline)
+        found = _absent(missing, patience) if missing else _differences(store, num_ranks)
+        store.set("verdict", found)
+    elif _wait_for_key(store, "verdict", deadline + 2):
+        found = store.get("verdict").decode()
+        store.add("read", 1)
+    else:
+        found = _absent([0], patience)
+    if not found:
+        return
+    if rank == 0:  # which may hold the store: stay until the others have read it
+        readers, until = num_ranks - 1 - len(missing), time.monotonic() + 2
+        while store.add("read", 0) < readers and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS)
+    raise DisagreementError(found)
+
+
+def _key(rank: int) -> str:
+    return f"fields/{rank}"
+
+
+def _missing(store: dist.Store, ranks: list[int], deadline: float) -> list[int]:
+    return [rank for rank in ranks if not _wait_for_key(store, _key(rank), deadline)]
+
+
+def _wait_for_key(store: dist.Store, key: str, deadline: float) -> bool:
+    while not store.check([key]):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
+def _absent(ranks: list[int], patience: float) -> str:
+    return (
+        f"{_of_ranks(ranks)} did not take part in comparing the plan of this training within "
+        f"{timedelta(seconds=round(patience))}. Start every rank with the same command line: was "
+        "--pipeline-schedule missing there, or did the rank end?"
+    )
+
+
+def _differences(store: dist.Store, num_ranks: int) -> str:
+    given = [json.loads(store.get(_key(rank))) for rank in range(num_ranks)]
+    names = dict.fromkeys(name for fields in given for name in fields)
+    told = []
+    for name in names:
+        values: dict[str, list[int]] = {}
+        for rank, fields in enumerate(given):
+            values.setdefault(fields.get(name, "nothing"), []).append(rank)
+        if len(values) > 1:
+            who = "; ".join(f"{value} on {_of_ranks(ranks)}" for value, ranks in values.items())
+            told.append(f"{name}: {who}")
+    if not told:
+        return ""
+    more = f" (and {len(told) - _MOST_DIFFERENCES} more)" if len(told) > _MOST_DIFFERENCES else ""
+    return (
+        f"ranks disagree on {' | '.join(told[:_MOST_DIFFERENCES])}{more}. Start every rank with "
+        "the same command line and the same versions"
+    )
+
+
+def _of_ranks(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"

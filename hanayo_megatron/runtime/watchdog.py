@@ -1,0 +1,218 @@
+"""Ends a job that hangs, or that has lost a rank, with a text that says why.
+
+Every rank has a thread that puts a notice on the board about once a second. It ends the job if
+
+- its own rank has been in one place of a step for longer than allowed;
+- the next rank has gone silent: killed, crashed, or its machine is down;
+- another rank gave a reason to end the job;
+- the store of torch.distributed is gone, and with it the rank that holds it.
+
+The thread that trains takes no part in this, so that nothing slows a step and a hang in native code
+does not matter. Of N ranks each makes four small requests a second to the store.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hanayo_megatron.runtime.notice_board import Notice, NoticeBoard, Phase
+from hanayo_megatron.runtime.progress import Progress
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """Seconds.
+
+    Args:
+        hang: in one place of a step; also without a sign of life before the first step, when
+            building data sets may hold Python up.
+        silence: without a sign of life.
+        silence_in_alarm: the same while some rank reports a lost connection.
+        end: for the other ranks to end as well, on the rank that holds the store.
+        interval: between two notices of a rank.
+    """
+
+    hang: float
+    silence: float = 10.0
+    silence_in_alarm: float = 4.0
+    end: float = 10.0
+    interval: float = 1.0
+
+
+class Watchdog:
+    """One rank's thread.
+
+    Args:
+        board: shared by all ranks.
+        rank, num_ranks: of the whole job.
+        progress: of this rank.
+        patience: how long to wait for what.
+        holds_store: whether the store ends with this process.
+        leave: ends this process at once, with the exit code given; a test may replace it.
+    """
+
+    def __init__(
+        self,
+        board: NoticeBoard,
+        *,
+        rank: int,
+        num_ranks: int,
+        progress: Progress,
+        patience: Patience,
+        holds_store: bool,
+        leave: Callable[[int], None] = os._exit,
+    ) -> None:
+        self._board = board
+        self._rank = rank
+        self._num_ranks = num_ranks
+        self._progress = progress
+        self._patience = patience
+        self._holds_store = holds_store
+        self._leave = leave
+        self._beat = 0
+        self._next = (rank + 1) % num_ranks
+        self._heard: tuple[int, float] = (-1, time.monotonic())
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._alarmed = False
+        self._failure: str | None = None
+        self._thread = threading.Thread(target=self._run, name="pipeline-watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def fail(self, reason: str, *, lost_connection: bool) -> None:
+        """The thread that trains has failed; call it before the process ends.
+
+        Returns once the other ranks can know. After a lost connection it first waits for the rank
+        that is gone to be found, which ends this process.
+        """
+        if lost_connection:
+            self._alarmed = True
+            self._wake.set()
+            patience = self._patience
+            self._thread.join(patience.silence_in_alarm + 4 * patience.interval)
+        self._failure = reason
+        self._wake.set()
+        self._thread.join(4 * self._patience.interval)
+
+    def stop(self) -> None:
+        """The rank ends in good order. Where the store is held, wait for the others to end too."""
+        self._stop.set()
+        self._wake.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._round():
+                self._wake.wait(self._patience.interval)
+                self._wake.clear()
+            self._say(Phase.ENDED)
+            if self._holds_store:
+                self._wait_for_others(self._patience.end)
+        except RuntimeError as error:  # what stores raise
+            self._lost_store(error)
+
+    def _round(self) -> bool:
+        """Say, look and judge once; False when this rank is to end in good order."""
+        if self._stop.is_set():
+            return False
+        self._say(Phase.RUNNING)
+        if self._alarmed:
+            self._board.sound_alarm()
+        if self._failure is not None:
+            self._board.end_job(f"rank {self._rank} failed: {self._failure}")
+            return False
+        reason = self._board.end
+        if reason is not None:
+            self._end(reason)
+            return False
+        if self._progress.in_step:
+            seconds = self._progress.seconds_without_change()
+            if seconds > self._patience.hang:
+                self._board.end_job(
+                    f"rank {self._rank} has been in one place for {seconds:.0f} s: "
+                    f"{self._progress.describe()}.\n{self._all_ranks()}"
+                )
+                self._wake.set()
+                return True
+        self._listen()
+        return True
+
+    def _say(self, phase: Phase) -> None:
+        self._beat += 1
+        notice = Notice(self._beat, phase, self._progress.steps, self._progress.describe())
+        self._board.put(self._rank, notice)
+
+    def _listen(self) -> None:
+        """To the next rank that has not ended in good order."""
+        now = time.monotonic()
+        notice = self._board.read(self._next)
+        beat = 0 if notice is None else notice.beat
+        if notice is not None and notice.phase is Phase.ENDED:
+            self._next = (self._next + 1) % self._num_ranks
+            self._heard = (-1, now)
+            return
+        if beat != self._heard[0] or self._next == self._rank:
+            self._heard = (beat, now)
+            return
+        silent = now - self._heard[1]
+        if silent > self._allowed_silence(notice):
+            last = "nothing so far" if notice is None else notice.doing
+            self._board.end_job(
+                f"rank {self._next} is gone: no sign of life for {silent:.0f} s (killed, crashed, "
+                f"or its machine is down). The last it said: {last}.\n{self._all_ranks()}"
+            )
+            self._wake.set()
+
+    def _allowed_silence(self, notice: Notice | None) -> float:
+        if self._alarmed or self._board.alarm:
+            return self._patience.silence_in_alarm
+        has_trained = notice is not None and notice.steps > 0
+        return self._patience.silence if has_trained else self._patience.hang
+
+    def _all_ranks(self) -> str:
+        lines = ["What every rank was doing:"]
+        for rank in range(self._num_ranks):
+            notice = self._board.read(rank)
+            doing = "nothing heard of it" if notice is None else notice.doing
+            lines.append(f"  rank {rank}: {doing}")
+        return "\n".join(lines)
+
+    def _wait_for_others(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        waiting = set(range(self._num_ranks)) - {self._rank}
+        while waiting and time.monotonic() < deadline:
+            notices = {rank: self._board.read(rank) for rank in waiting}
+            waiting = {r for r, n in notices.items() if n is None or n.phase is not Phase.ENDED}
+            time.sleep(0.05)
+
+    def _lost_store(self, error: RuntimeError) -> None:
+        """Normal only if this rank, too, is at its end."""
+        if self._stop.wait(self._patience.silence_in_alarm):
+            return
+        self._end(
+            "the store of torch.distributed is gone, and with it rank 0 or the launcher that holds "
+            f"it (killed, crashed, or its machine is down): {str(error).splitlines()[0]}"
+        )
+
+    def _end(self, reason: str) -> None:
+        text = f"hanayo_megatron: job ended on rank {self._rank}: {reason}\n"
+        sys.stdout.flush()
+        sys.stderr.write(text)
+        sys.stderr.flush()
+        try:
+            self._say(Phase.ENDED)
+            if self._holds_store:
+                self._wait_for_others(3 * self._patience.interval)
+        except RuntimeError:
+            logger.debug("the store ended first")
+        self._leave(1)

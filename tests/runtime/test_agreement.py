@@ -1,0 +1,49 @@
+"""Ranks compare their plans through a store."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch.distributed as dist
+
+from hanayo_megatron.runtime.agreement import DisagreementError, agree
+
+
+def run(fields_of_ranks, *, absent=(), patience=5.0):
+    """What each rank's agreement said; None where it returned, or where the rank was absent."""
+    store = dist.HashStore()
+
+    def work(rank):
+        try:
+            agree(
+                store,
+                rank=rank,
+                num_ranks=len(fields_of_ranks),
+                fields=fields_of_ranks[rank],
+                patience=patience,
+            )
+        except DisagreementError as error:
+            return str(error)
+        return None
+
+    ranks = [r for r in range(len(fields_of_ranks)) if r not in absent]
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(work, ranks))
+
+
+def test_equal_plans_pass():
+    assert run([{"waves": "2", "hash": "ab"}] * 3) == [None] * 3
+
+
+def test_every_rank_learns_who_has_what():
+    plans = [{"waves": "1", "seed": "7"}] * 4
+    plans[2] = {"waves": "2"}
+    said = run(plans)
+    assert len(set(said)) == 1
+    assert "waves: 1 on ranks 0, 1, 3; 2 on rank 2" in said[0]
+    assert "seed: 7 on ranks 0, 1, 3; nothing on rank 2" in said[0]
+
+
+@pytest.mark.parametrize("absent", [0, 2])
+def test_a_rank_that_does_not_take_part_is_named(absent):
+    said = run([{"waves": "1"}] * 3, absent=[absent], patience=0.3)
+    assert all(f"rank {absent} did not take part" in text for text in said)

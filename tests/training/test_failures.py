@@ -1,0 +1,101 @@
+"""A job that cannot go on ends on every rank within 20 s, with a text that names the cause."""
+
+import signal
+
+import pytest
+
+from megatron_runs import tiny_gpt
+
+pytestmark = pytest.mark.megatron
+
+LIMIT = 20
+
+
+def arguments(*more):
+    return tiny_gpt(
+        *("--pipeline-model-parallel-size", "4", "--pipeline-schedule", "hanayo"),
+        *("--num-waves", "1", *more),
+        layers=16,
+        iterations=5,
+    )
+
+
+@pytest.mark.parametrize("dying", [0, 2])
+def test_a_killed_rank_is_named(launcher, dying):
+    run = launcher.run(
+        arguments(),
+        ranks=4,
+        module="training.dying_rank",
+        environment={"DYING_RANK": str(dying), "HOW": "kill"},
+        timeout=90,
+        grace=LIMIT,
+    )
+    assert not run.timed_out
+    expected = [1] * 4
+    expected[dying] = -signal.SIGKILL
+    assert list(run.exit_codes) == expected, run.report()
+    for rank, text in enumerate(run.stderr):
+        if rank != dying:
+            assert f"job ended on rank {rank}" in text, run.report()
+            assert f"rank {dying}" in text.split(f"job ended on rank {rank}: ")[1].splitlines()[0]
+
+
+def test_a_hang_is_explained(launcher):
+    run = launcher.run(
+        arguments("--pipeline-watchdog-seconds", "5"),
+        ranks=4,
+        module="training.dying_rank",
+        environment={"DYING_RANK": "1", "HOW": "hang"},
+        timeout=90,
+        grace=LIMIT,
+    )
+    assert not run.timed_out
+    assert run.exit_codes == (1,) * 4, run.report()
+    for text in run.stderr:
+        assert "has been in one place for" in text
+        assert "rank 1: step 1, operation" in text
+        assert "from stage 1 on rank 1 to stage 2 on rank 2" in text
+
+
+def test_a_failing_rank_is_named_with_its_error(launcher):
+    run = launcher.run(
+        arguments(),
+        ranks=4,
+        module="training.dying_rank",
+        environment={"DYING_RANK": "3", "HOW": "raise"},
+        timeout=90,
+        grace=LIMIT,
+    )
+    assert not run.timed_out
+    assert run.exit_codes == (1,) * 4, run.report()
+    assert "Traceback" in run.stderr[3]
+    for text in run.stderr[:3]:
+        assert "rank 3 failed: ValueError: a bug in the user's code" in text
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        ("--num-waves", "2", "--num-waves: 1 on ranks 0, 1, 3; 2 on rank 2"),
+        ("--pipeline-schedule", "gpipe", "--pipeline-schedule: hanayo on ranks 0, 1, 3"),
+        ("--seq-length", "16", "--seq-length: 32 on ranks 0, 1, 3; 16 on rank 2"),
+    ],
+)
+def test_other_flags_on_one_rank(launcher, flag, value, words):
+    schedule = () if flag == "--pipeline-schedule" else ("--num-waves", "1")
+    run = launcher.run(
+        tiny_gpt(
+            *("--pipeline-model-parallel-size", "4", "--pipeline-schedule", "hanayo", *schedule),
+            layers=16,
+        ),
+        ranks=4,
+        module="training.unequal_flags",
+        environment={"UNEQUAL": f"2 {flag} {value}"},
+        timeout=60,
+        grace=LIMIT,
+    )
+    assert not run.timed_out
+    assert run.exit_codes == (1,) * 4, run.report()
+    for text in run.stderr:
+        assert words in text
+        assert "Traceback" not in text
