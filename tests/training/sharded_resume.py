@@ -22,7 +22,7 @@ _set_states = DistributedOptimizer._set_main_param_and_optimizer_states
 
 
 def _set_states_but_step(self, model_param, tensors):
-    _set_states(self, model_param, {"step": None, **tensors})
+    _set_states(self, model_param, {**tensors, "step": None})
 
 
 def _optimizer_with_step_count(*args, **kwargs):

@@ -47,7 +47,13 @@ def test_copies_are_equal_after_20_steps(launcher, pp, dp, flags):
     assert copies[0][0] != copies.get(1, [None])[0]
 
 
-@pytest.mark.parametrize("optimizer", [(), SHARDED], ids=["plain", "sharded"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        pytest.param((), id="plain", marks=pytest.mark.slow),
+        pytest.param(SHARDED, id="sharded"),
+    ],
+)
 def test_bytes_of_weights_and_optimizer(launcher, optimizer, record_property):
     """Two copies of the weights; with the distributed optimizer, optimizer state as of one."""
     untied = ("--untie-embeddings-and-output-weights",)
