@@ -19,6 +19,7 @@ from hanayo_megatron.megatron.hybrid import hybrid_hooks
 from hanayo_megatron.megatron.job import Job, start_hook
 from hanayo_megatron.megatron.job_options import job_options
 from hanayo_megatron.megatron.layout import placement_layout
+from hanayo_megatron.megatron.memory_report import memory_hooks
 from hanayo_megatron.megatron.pipeline import Pipeline
 from hanayo_megatron.megatron.plan_fields import plan_fields
 from hanayo_megatron.megatron.replica_arguments import chunks_named
@@ -65,6 +66,7 @@ def hook_megatron(pipeline: Pipeline, job: Job | None = None) -> list[Replacemen
             *checkpoint_hooks(),
             *hybrid_hooks(pipeline),
             *(replica_hooks() if pipeline.placement.replicas > 1 else ()),
+            *memory_hooks(pipeline),
         ]
     )
 

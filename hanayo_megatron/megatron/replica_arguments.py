@@ -24,6 +24,11 @@ _REFUSED = {
         "the copies are made equal before weights are loaded",
     ),
     "log_params_norm": ("--log-params-norm", "Megatron would count every weight twice"),
+    "mtp_num_layers": ("--mtp-num-layers", "further predictions were never tried with two copies"),
+    "hybrid_layer_pattern": (
+        "--hybrid-layer-pattern",
+        "segments of a pattern were never tried with two copies",
+    ),
 }
 """Flags that do not know of a second copy, and why."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hanayo_megatron.schedule.action import Action, Kind
+from hanayo_megatron.schedule.placement import Placement
 from hanayo_megatron.timeline.event import Event, Timeline
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _KIND_NAMES = {
 }
 _IDLE, _TRANSFER, _DARK, _MUTED = "#e6e8ed", "#8a3ffc", "#1f2430", "#6b7080"
 _LIGHTEST = 0.66
-"""How far towards white the shade of a rank's last chunk goes."""
+"""How far towards white the shade of a rank's last stage goes."""
 
 # Of a row of height 1, from its top: the computes, then the transfers.
 _BAR_TOP, _BAR_HEIGHT = 0.06, 0.74
@@ -115,6 +116,8 @@ def _draw_rows(axes: Axes, timeline: Timeline, points_per_time: float, *, name: 
     placement = timeline.placement
     ranks = range(placement.num_ranks)
     end = _end(timeline.events)
+    # Of a rank's stages by id: one replica after the other, in each by chunk.
+    number_of = {s: n for stages in placement.stages_of for n, s in enumerate(sorted(stages))}
     computes: dict[tuple[Kind, int], list[tuple[Event, Action]]] = defaultdict(list)
     others: list[Event] = []
     for event in timeline.events:
@@ -122,19 +125,19 @@ def _draw_rows(axes: Axes, timeline: Timeline, points_per_time: float, *, name: 
         if action is None:
             others.append(event)
         else:
-            computes[action.kind, placement.chunk_of[action.stage]].append((event, action))
+            computes[action.kind, number_of[action.stage]].append((event, action))
 
     idle = [_box(rank, 0, end, _BAR_TOP, _BAR_HEIGHT) for rank in ranks]
     axes.add_collection(PolyCollection(idle, facecolors=_IDLE, linewidths=0, gid=f"{name}-idle"))
-    for (kind, chunk), events in sorted(computes.items()):
-        shades = [_shade(timeline, kind, event.rank, chunk) for event, _ in events]
+    for (kind, number), events in sorted(computes.items()):
+        shades = [_shade(placement, kind, event.rank, number) for event, _ in events]
         boxes = [_box(e.rank, e.start, e.end, _BAR_TOP, _BAR_HEIGHT) for e, _ in events]
         bars = PolyCollection(
             boxes,
             facecolors=shades,
             edgecolors="white",
             linewidths=0.4,
-            gid=f"{name}-{kind}-chunk{chunk}",
+            gid=f"{name}-{kind}-shade{number}",
         )
         axes.add_collection(bars)
         for (event, action), shade in zip(events, shades, strict=True):
@@ -154,9 +157,9 @@ def _box(rank: int, start: float, end: float, top: float, height: float) -> list
     return [[start, high], [end, high], [end, low], [start, low]]
 
 
-def _shade(timeline: Timeline, kind: Kind, rank: int, chunk: int) -> Colour:
-    chunks = len(timeline.placement.stages_of[rank])
-    white = _LIGHTEST * chunk / (chunks - 1) if chunks > 1 else 0.0
+def _shade(placement: Placement, kind: Kind, rank: int, number: int) -> Colour:
+    last = len(placement.stages_of[rank]) - 1
+    white = _LIGHTEST * number / last if last else 0.0
     red, green, blue = (part + (1 - part) * white for part in _COLOURS[kind])
     return (red, green, blue)
 
@@ -230,8 +233,11 @@ def _legend_entries(timelines: Sequence[Timeline]) -> list[Patch]:
     if None in actions:
         entries.append(Patch(color=_TRANSFER, alpha=0.55, label="transfer (below the bars)"))
     entries.append(Patch(color=_IDLE, label="bubble"))
-    if any(len(stages) > 1 for t in timelines for stages in t.placement.stages_of):
-        entries.append(Patch(alpha=0, label="dark to light: first to last chunk"))
+    placements = [t.placement for t in timelines if max(map(len, t.placement.stages_of)) > 1]
+    if placements:
+        parts = {"replica" if p.replicas > 1 else "chunk" for p in placements}
+        label = f"dark to light: first to last {' or '.join(sorted(parts))}"
+        entries.append(Patch(alpha=0, label=label))
     return entries
 
 

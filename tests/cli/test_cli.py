@@ -285,9 +285,9 @@ def test_plot_writes_both_formats_and_stacks_what_was_measured(capsys, tmp_path,
     ]
     assert set(titles) <= set(shown)
     groups = {g.get("id"): len(g.findall(f"{svg}path")) for g in root.iter(f"{svg}g")}
-    assert groups["timeline0-F-chunk0"] == groups["timeline0-B-chunk0"] == 6
-    assert groups["timeline1-F-chunk1"] == 6
-    assert groups["timeline2-F-chunk0"] == 2
+    assert groups["timeline0-F-shade0"] == groups["timeline0-B-shade0"] == 6
+    assert groups["timeline1-F-shade1"] == 6
+    assert groups["timeline2-F-shade0"] == 2
 
 
 def test_export_chrome_trace(capsys, tmp_path):

@@ -6,13 +6,15 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from megatron.core import parallel_state
 from megatron.core.models.common.language_module import language_module
-from megatron.core.pipeline_parallel import schedules, utils
+from megatron.core.pipeline_parallel import utils
 
 from hanayo_megatron.megatron import install
 from hanayo_megatron.megatron.hooks import Hook, HookError, apply
 from hanayo_megatron.megatron.install import hook_megatron
+from hanayo_megatron.megatron.memory_report import memory_hooks
 from hanayo_megatron.megatron.pipeline import Pipeline
-from hanayo_megatron.schedule.schedule import ScheduleSpec
+from hanayo_megatron.megatron.stages import stage_hooks
+from hanayo_megatron.schedule.schedule import ScheduleError, ScheduleSpec
 
 
 @pytest.fixture
@@ -63,12 +65,31 @@ def test_a_changed_target_stops_with_its_name_and_nothing_is_hooked(
     assert modules[0].f is original
 
 
-def test_without_a_flag_of_ours_nothing_is_touched():
-    from megatron.training import arguments
+def all_of_megatron():
+    """Every name of every module of Megatron that is imported, and the methods of its classes."""
+    found = {}
+    for module_name, module in list(sys.modules.items()):
+        if module_name.split(".")[0] != "megatron" or module is None:
+            continue
+        for name, value in list(vars(module).items()):
+            found[module_name, name] = id(value)
+            if isinstance(value, type) and value.__module__.startswith("megatron"):
+                found |= {(module_name, name, n): id(v) for n, v in vars(value).items()}
+    return found
 
-    before = dict(vars(arguments))
+
+def changed(before):
+    """Names that mean something else than before; names of modules imported since are new."""
+    return [name for name, value in all_of_megatron().items() if before.get(name, value) != value]
+
+
+def test_without_a_flag_of_ours_nothing_is_touched():
+    import megatron.training  # noqa: F401
+
+    before = all_of_megatron()
+    assert len(before) > 5000
     assert install(["--num-layers", "4", "--pipeline-model-parallel-size", "2"]) == []
-    assert {name: vars(arguments)[name] for name in before} == before
+    assert changed(before) == []
 
 
 @pytest.fixture
@@ -80,22 +101,20 @@ def hooked():
         replacement.undo()
 
 
-def test_hooks_leave_megatron_as_it_was(request):
-    names = {
-        (module, name): getattr(module, name)
-        for module, name in [
-            (utils, "is_pp_last_stage"),
-            (language_module, "is_pp_last_stage"),
-            (schedules, "forward_backward_pipelining_with_interleaving"),
-            (parallel_state, "is_pipeline_last_stage"),
-            (parallel_state, "initialize_model_parallel"),
-        ]
-    }
+def test_hooks_leave_megatron_as_it_was():
+    import megatron.training  # noqa: F401
+
+    before = all_of_megatron()
     replacements = hook_megatron(Pipeline("hanayo", ScheduleSpec(pp=2, microbatches=4)))
-    assert all(getattr(module, name) is not f for (module, name), f in names.items())
+    hooked = changed(before)
+    assert ("megatron.core.pipeline_parallel.utils", "is_pp_last_stage") in hooked
+    assert ("megatron.core.models.common.language_module.language_module", "is_pp_last_stage") in (
+        hooked
+    )
+    assert ("megatron.core.parallel_state", "initialize_model_parallel") in hooked
     for replacement in reversed(replacements):
         replacement.undo()
-    assert all(getattr(module, name) is f for (module, name), f in names.items())
+    assert changed(before) == []
 
 
 def test_first_and_last_are_asked_of_the_stage_at_work(hooked, monkeypatch):
@@ -136,3 +155,38 @@ def test_chunks_know_their_stage_without_one_at_work(hooked, monkeypatch):
         (1, 0): (False, False),
         (1, 1): (False, False),
     }
+
+
+@pytest.mark.parametrize("several", ["add_encoder", "modality_submodules"])
+def test_models_of_several_stacks_are_refused(hooked, monkeypatch, several):
+    """T5 and LLaVA have an encoder beside the decoder, MIMO models a module a modality."""
+    from megatron.training.models import dist_utils
+
+    monkeypatch.setattr(parallel_state, "get_pipeline_model_parallel_rank", lambda: 0)
+
+    class Several:
+        def __init__(self):
+            setattr(self, several, True)
+
+    def one_chunk(build_model, pg_collection, vp_size):
+        return [build_model(pg_collection, vp_stage=0)]
+
+    (hook,) = [
+        h for h in stage_hooks(hooked) if h.target.endswith(":build_virtual_pipeline_stages")
+    ]
+    assert dist_utils.build_virtual_pipeline_stages.hooked_by_hanayo_megatron
+    with pytest.raises(ScheduleError, match="not Several, which has several"):
+        hook.wrap(one_chunk)(lambda *a, **k: Several(), None, 2)
+
+
+def test_theoretical_memory_counts_embedding_and_head_on_one_rank():
+    """18 bytes a parameter; the most loaded rank of a wave has both ends of 1000 words of 8."""
+
+    def original(args, verbose=False):
+        return 18 * (500 + 8 * args.padded_vocab_size)
+
+    (hook,) = memory_hooks(Pipeline("hanayo", ScheduleSpec(pp=2, microbatches=4)))
+    args = SimpleNamespace(padded_vocab_size=1000)
+    assert hook.wrap(original)(args, True) == 18 * (500 + 2 * 8 * 1000)
+    assert args.padded_vocab_size == 1000
+    assert memory_hooks(Pipeline("interleaved", ScheduleSpec(pp=2, microbatches=4))) == []

@@ -77,7 +77,7 @@ def test_chrome_trace(tmp_path):
         "tid": 1,
         "ts": 1.5e6,
         "dur": 0.5e6,
-        "args": {"stage": 0, "microbatch": 4, "chunk": 1, "replica": 1},
+        "args": {"stage": 0, "microbatch": 4, "chunk": 0, "replica": 1},
     }
     names = {
         (event["pid"], event["tid"]): event["args"]["name"]

@@ -47,10 +47,10 @@ def test_a_bar_for_every_compute_and_transfer(tmp_path):
     # (the turn has none), each drawn on both of its ranks.
     assert bars(root) == {
         "timeline0-idle": 3,
-        "timeline0-F-chunk0": 3 * 2,
-        "timeline0-F-chunk1": 3 * 2,
-        "timeline0-B-chunk0": 3 * 2,
-        "timeline0-B-chunk1": 3 * 2,
+        "timeline0-F-shade0": 3 * 2,
+        "timeline0-F-shade1": 3 * 2,
+        "timeline0-B-shade0": 3 * 2,
+        "timeline0-B-shade1": 3 * 2,
         "timeline0-transfers": 2 * 2 * 4 * 2,
     }
 
@@ -66,6 +66,24 @@ def test_chunks_differ_in_shade_and_kinds_in_colour(tmp_path):
     }
     assert all(len(colours) == 1 for colours in fills.values())
     assert len({colour for colours in fills.values() for colour in colours}) == 4
+
+
+def test_replicas_differ_in_shade_on_all_ranks(tmp_path):
+    root = svg(tmp_path, timeline("chimera", pp=2, microbatches=2))
+    shades = {}
+    for group in root.iter(f"{SVG}g"):
+        if re.match(r"timeline0-F", group.get("id", "")):
+            fills = [
+                re.search(r"fill: (#\w+)", p.get("style"))[1] for p in group.iter(f"{SVG}path")
+            ]
+            shades[group.get("id")] = fills
+    # Each replica's forwards, one on each rank, have one shade.
+    assert {name: len(fills) for name, fills in shades.items()} == {
+        "timeline0-F-shade0": 2,
+        "timeline0-F-shade1": 2,
+    }
+    assert len({fill for fills in shades.values() for fill in fills}) == 2
+    assert "dark to light: first to last replica" in texts(root)
 
 
 @pytest.mark.parametrize("name", ["1f1b", "hanayo"])
@@ -96,8 +114,8 @@ def test_planned_above_measured(tmp_path):
     )
     root = svg(tmp_path, planned, measured)
     found = bars(root)
-    assert found["timeline0-F-chunk0"] == 4
-    assert found["timeline1-F-chunk0"] == 2
+    assert found["timeline0-F-shade0"] == 4
+    assert found["timeline1-F-shade0"] == 2
     assert found["timeline1-transfers"] == 1
     shown = texts(root)
     assert shown.index("planned") < shown.index("measured")
@@ -118,10 +136,10 @@ def test_split_backwards_have_their_own_colours_and_legend(tmp_path):
     order = tuple(Action(0, kind, 0) for kind in (Kind.F, Kind.I, Kind.W))
     one = simulated_timeline(simulate(lower(Schedule("split", linear(1), 1, (order,)))))
     root = svg(tmp_path, one)
-    assert {k: n for k, n in bars(root).items() if "chunk" in k} == {
-        "timeline0-F-chunk0": 1,
-        "timeline0-I-chunk0": 1,
-        "timeline0-W-chunk0": 1,
+    assert {k: n for k, n in bars(root).items() if "shade" in k} == {
+        "timeline0-F-shade0": 1,
+        "timeline0-I-shade0": 1,
+        "timeline0-W-shade0": 1,
     }
     assert {"forward", "backward, input", "backward, weights"} <= set(texts(root))
     assert "backward" not in texts(root)

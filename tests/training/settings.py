@@ -123,7 +123,7 @@ SETTINGS = {
     "hybrid": Setting(
         model=("--hybrid-layer-pattern", "*-*--*-*"), model_module="training.hybrid_model"
     ),
-    "bert": Setting(model=("--attention-backend", "local"), model_module="training.bert_model"),
+    "bert": Setting(model=("--attention-backend", "auto"), model_module="training.bert_model"),
     "uneven": Setting(layers=10),
     "account-for-ends": Setting(
         flags=(

@@ -123,3 +123,9 @@ def test_chimera_equals_1f1b(
     ours = train(launcher, plain_checkpoint, tmp_path, pp, dp, microbatches, *flags, *CHIMERA)
     assert min(plain[0].grad_norms) > 1, "clipping was never active"
     assert_same(ours, plain)
+
+
+def test_doubling_equals_1f1b(launcher, plain_checkpoint, plain_run, tmp_path):
+    plain = plain_run(4, 1, 8)
+    doubling = ("--pipeline-schedule", "chimera-doubling")
+    assert_same(train(launcher, plain_checkpoint, tmp_path, 4, 1, 8, *doubling), plain)

@@ -1,0 +1,120 @@
+"""Chimera follows Megatron where a step is not like the one before, and where there are experts."""
+
+import pytest
+
+from megatron_runs import tiny_gpt
+
+pytestmark = pytest.mark.megatron
+
+CHIMERA = ("--pipeline-schedule", "chimera")
+LAST_DIGIT_OF_LOSS = 1.01e-6
+LAST_DIGIT_OF_NORM = 1.01e-3
+
+EXPERTS = (
+    *("--num-experts", "4", "--moe-router-topk", "2", "--moe-aux-loss-coeff", "0.01"),
+    *("--moe-router-score-function", "sigmoid", "--moe-router-enable-expert-bias"),
+    *("--moe-router-bias-update-rate", "0.01", "--disable-bias-linear"),
+    *("--untie-embeddings-and-output-weights", "--moe-token-dispatcher-type", "alltoall"),
+)
+
+
+@pytest.fixture
+def both(launcher, tmp_path):
+    """The same training from the same weights by plain Megatron and by Chimera."""
+
+    def run(*flags, ranks, pp=2, model=(), arguments=tiny_gpt, **settings):
+        save = ("--save", str(tmp_path), "--save-interval", "1", "--ckpt-format", "torch_dist")
+        launcher.run(tiny_gpt(*model, *save, layers=4, iterations=1), ranks=1).check()
+        start = ("--load", str(tmp_path), "--finetune", "--no-load-optim", "--no-load-rng")
+        chosen = ("--pipeline-model-parallel-size", str(pp), *start, *model, *flags)
+        return [
+            launcher.run(arguments(*chosen, *schedule, layers=4, **settings), ranks=ranks).check()
+            for schedule in ((), CHIMERA)
+        ]
+
+    return run
+
+
+def assert_same(ours, plain, *more):
+    assert ours.losses == pytest.approx(plain.losses, rel=0, abs=LAST_DIGIT_OF_LOSS)
+    assert ours.grad_norms == pytest.approx(plain.grad_norms, rel=0, abs=LAST_DIGIT_OF_NORM)
+    for name in more:
+        values = [[step[name] for step in run.iterations] for run in (ours, plain)]
+        assert values[0] == pytest.approx(values[1], rel=1e-5)
+        assert all(values[0])
+
+
+def growing(*flags, **settings):
+    """Batches of 1, 2, 3 and then 4 microbatches; thresholds are tokens, 32 a sample."""
+    arguments = tiny_gpt(*flags, **settings)
+    for name in ("--train-iters", "--lr-decay-iters", "--global-batch-size"):
+        index = arguments.index(name)
+        del arguments[index : index + 2]
+    return [
+        *arguments,
+        *("--train-samples", "20", "--lr-decay-samples", "1000"),
+        *("--step-batch-size-schedule", "0:1 64:2 192:3 384:4"),
+    ]
+
+
+def test_batches_that_grow_from_one_microbatch(both):
+    """The copy that has nothing to do at first reads its own microbatches later."""
+    flags = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
+    plain, ours = both(*flags, ranks=2, arguments=growing)
+    sizes = [step["global batch size"] for step in plain.iterations]
+    assert sizes == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert_same(ours, plain)
+
+
+@pytest.mark.parametrize(
+    ("dp", "flags"),
+    [
+        pytest.param(1, (), id="plain"),
+        pytest.param(
+            2,
+            ("--expert-model-parallel-size", "2", "--use-distributed-optimizer"),
+            id="ep2-sharded",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_experts_are_balanced_over_both_copies(both, dp, flags):
+    """Auxiliary loss as reported; expert biases change which experts later steps choose."""
+    plain, ours = both(*flags, ranks=2 * dp, model=EXPERTS, microbatches=5 * dp, iterations=6)
+    assert_same(ours, plain, "load_balancing_loss")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param((), id="gelu"),
+        # Gate and input are one tensor, which a checkpoint splits: its copies are marked as well.
+        pytest.param(("--swiglu",), id="swiglu", marks=pytest.mark.slow),
+    ],
+)
+def test_tokens_of_both_copies_are_counted(both, model):
+    plain, ours = both(
+        "--calculate-per-token-loss", ranks=2, model=model, microbatches=3, iterations=4
+    )
+    assert_same(ours, plain)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "flags", "words"),
+    [
+        (3, (), "chimera needs an even number of ranks"),
+        (
+            2,
+            ("--num-virtual-stages-per-pipeline-rank", "2"),
+            "--num-virtual-stages-per-pipeline-rank 2 conflicts with --pipeline-schedule chimera",
+        ),
+    ],
+)
+def test_what_cannot_have_two_copies_is_refused(launcher, ranks, flags, words):
+    arguments = tiny_gpt("--pipeline-model-parallel-size", str(ranks), *CHIMERA, *flags, layers=6)
+    run = launcher.run(arguments, ranks=ranks, timeout=60)
+    assert not run.timed_out
+    assert run.exit_codes == (1,) * ranks
+    for text in run.stderr:
+        assert words in text
+        assert "Traceback" not in text
