@@ -8,7 +8,8 @@ from pipeline_model import Conditions, run_pipeline, run_reference
 from hanayo_megatron.lowering.lower import lower
 from hanayo_megatron.lowering.operation import Exchange
 from hanayo_megatron.schedule import ScheduleSpec, build_schedule, schedule_names
-from hanayo_megatron.simulate.memory import peak_live_activations, peak_receive_buffers
+from hanayo_megatron.schedule.memory import peak_live
+from hanayo_megatron.simulate.receive_buffers import peak_receive_buffers
 
 FEW = library_cases((2, 3, 4), (1, 2), (1, 4, 8))
 ALL = library_cases((2, 3, 4), (1, 2, 3), range(1, 10))
@@ -58,7 +59,7 @@ def test_gradients_of_all_sizes(name, spec):
 def test_peaks_equal_the_simulators(name, spec):
     schedule = build_schedule(name, spec)
     stats = run_pipeline(schedule).stats
-    assert [s.peak_activations for s in stats] == list(map(peak_live_activations, schedule.orders))
+    assert [s.peak_activations for s in stats] == peak_live(schedule)
     assert [s.peak_receive_buffers for s in stats] == list(peak_receive_buffers(lower(schedule)))
 
 
