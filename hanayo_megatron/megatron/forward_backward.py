@@ -159,7 +159,10 @@ def _step(
         )
     if getattr(config, "mtp_num_layers", None):
         move_further_token_losses(
-            source=placement.rank_of[-1], target=placement.num_ranks - 1, group=pp_group
+            sources=placement.last_ranks,
+            target=placement.num_ranks - 1,
+            group=pp_group,
+            outlines=job.outlines,
         )
     return collect_on_rank(
         worker.collected,

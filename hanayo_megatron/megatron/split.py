@@ -70,6 +70,8 @@ def head_cost(args: argparse.Namespace) -> float:
     further = getattr(args, "mtp_num_layers", None) or 0
     if getattr(args, "account_for_loss_in_pipeline_split", False):
         return 1.0 + 2.0 * further
+    if None in (args.hidden_size, args.num_attention_heads, args.seq_length):
+        return 0.0  # Megatron will ask for them
     vocabulary = getattr(args, "padded_vocab_size", None) or getattr(args, "vocab_size", None) or 0
     head = args.hidden_size * vocabulary / _layer_multiplications(args)
     return head + (1.0 + head) * further

@@ -76,6 +76,7 @@ def test_costs_of_the_ends():
     layer = 12 * 4096**2 + 4096 * 4096
     assert head_cost(arguments()) == pytest.approx(4096 * 128_000 / layer)
     assert head_cost(arguments(vocab_size=None)) == 0
+    assert head_cost(arguments(hidden_size=None)) == 0
     assert head_cost(arguments(account_for_loss_in_pipeline_split=True)) == 1
     assert head_cost(arguments(mtp_num_layers=1)) == pytest.approx(1 + 2 * head_cost(arguments()))
     assert embedding_cost(arguments()) == 0

@@ -1,10 +1,8 @@
-"""The pretraining entry with the attention of every even layer and the embeddings frozen."""
+"""The pretraining entry with the attention of every even layer frozen."""
 
-import re
 import sys
 
 from megatron.core.transformer.transformer_layer import TransformerLayer
-from megatron.training.training import get_model  # noqa: F401
 
 from hanayo_megatron import pretrain_gpt
 from hanayo_megatron.run import errors_on_one_line
@@ -15,7 +13,7 @@ _plain_init = TransformerLayer.__init__
 def _init(self, *args, **kwargs):
     _plain_init(self, *args, **kwargs)
     for name, weight in self.named_parameters():
-        if self.layer_number % 2 == 0 and re.search("self_attention", name):
+        if self.layer_number % 2 == 0 and name.startswith("self_attention"):
             weight.requires_grad = False
 
 

@@ -16,7 +16,7 @@ class Setting:
         model_module: what is run, and makes the checkpoint that all start from.
         module: what is run instead of it from the checkpoint on.
         reference: flags of the plain run that this one must equal; None: ``flags``.
-        slow: not part of CI.
+        shows: values that Megatron must log, other than 0.
     """
 
     flags: tuple[str, ...] = ()
@@ -30,13 +30,13 @@ class Setting:
     module: str | None = None
     environment: tuple[tuple[str, str], ...] = ()
     reference: tuple[str, ...] | None = None
-    slow: bool = False
+    shows: tuple[str, ...] = ()
 
     @property
     def plain(self) -> Setting:
         """What Megatron's own schedule runs; the same one for all settings that share it."""
         flags = self.flags if self.reference is None else self.reference
-        return replace(self, flags=flags, reference=None, slow=False)
+        return replace(self, flags=flags, reference=None)
 
 
 DISTRIBUTED = ("--use-distributed-optimizer",)
@@ -47,6 +47,7 @@ MOE = (
     *("--moe-router-load-balancing-type", "aux_loss", "--moe-aux-loss-coeff", "0.01"),
     "--disable-bias-linear",
 )
+AUX = ("load_balancing_loss",)
 EXPERTS_2 = ("--expert-model-parallel-size", "2")
 MLA = (
     *("--multi-latent-attention", "--q-lora-rank", "16", "--kv-lora-rank", "16"),
@@ -55,7 +56,7 @@ MLA = (
 )
 MTP = (*("--mtp-num-layers", "2", "--position-embedding-type", "rope"),)
 MASKED = "training.masked_tokens"
-FP16 = ("--fp16", "--initial-loss-scale", "4294967296", "--loss-scale-window", "2")
+FP16 = ("--fp16", "--initial-loss-scale", "262144", "--loss-scale-window", "2", "--hysteresis", "1")
 
 
 def _replicated(*flags: str, reference: tuple[str, ...] = (), **more: object) -> Setting:
@@ -84,14 +85,19 @@ SETTINGS = {
         module=MASKED,
     ),
     "expert-parallel-allgather": Setting(
-        flags=(*EXPERTS_2, "--moe-token-dispatcher-type", "allgather"), model=MOE, ranks=4
+        flags=(*EXPERTS_2, "--moe-token-dispatcher-type", "allgather"),
+        model=MOE,
+        ranks=4,
+        shows=AUX,
     ),
     "expert-parallel-alltoall": Setting(
-        flags=(*EXPERTS_2, "--moe-token-dispatcher-type", "alltoall"), model=MOE, ranks=4
+        flags=(*EXPERTS_2, "--moe-token-dispatcher-type", "alltoall"), model=MOE, ranks=4, shows=AUX
     ),
-    "moe": Setting(model=MOE),
+    "moe": Setting(model=MOE, shows=AUX),
     "bf16": Setting(flags=("--bf16",)),
-    "fp16-overflow": Setting(flags=FP16, iterations=6),
+    "fp16-overflow": Setting(
+        flags=FP16, iterations=6, shows=("number of skipped iterations", "lm loss")
+    ),
     "recompute-full": Setting(
         flags=(
             *("--recompute-granularity", "full", "--recompute-method", "uniform"),
@@ -119,7 +125,10 @@ SETTINGS = {
     "frozen-layers": Setting(module="training.frozen_layers"),
     "untied": Setting(model=("--untie-embeddings-and-output-weights",)),
     # Tied, Megatron 0.19.2 can neither save nor load it at PP > 1 (language_module.py:497).
-    "mtp": Setting(model=(*MTP, "--untie-embeddings-and-output-weights")),
+    "mtp": Setting(
+        model=(*MTP, "--untie-embeddings-and-output-weights"),
+        shows=("mtp_1 loss", "mtp_2 loss"),
+    ),
     "hybrid": Setting(
         model=("--hybrid-layer-pattern", "*-*--*-*"), model_module="training.hybrid_model"
     ),
