@@ -3,3 +3,7 @@
 
 class HanayoError(Exception):
     """Says what was given, what is allowed and what to do."""
+
+
+class OneRankError(HanayoError):
+    """One that the other ranks do not run into themselves: they must be told, or wait for ever."""

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from hanayo_megatron import cpu
-from hanayo_megatron.errors import HanayoError
+from hanayo_megatron.errors import HanayoError, OneRankError
 from hanayo_megatron.lowering.lower import LoweredSchedule
 from hanayo_megatron.megatron.hooks import Hook
 from hanayo_megatron.megatron.host_network import hosts_of
@@ -57,6 +57,7 @@ class Job:
         self.outlines = Outlines()
         on_gpu = torch.cuda.is_available() and not cpu.is_active()
         self.progress = Progress(on_gpu=on_gpu and self.options.watchdog_seconds > 0)
+        self._watchdog: Watchdog | None = None
         self._timelines: StepTimelines | None = None
         if self.options.timeline is not None:
             steps = self.options.timeline_steps
@@ -87,6 +88,7 @@ class Job:
             holds_store=_holds_store(),
         )
         watchdog.start()
+        self._watchdog = watchdog
         atexit.register(watchdog.stop)
         sys.excepthook = _telling(watchdog, sys.excepthook)
 
@@ -130,7 +132,12 @@ class Job:
 
         def watched_step(*args: Any, **kwargs: Any) -> list:
             self.progress.begin_step()
-            losses = step(*args, **kwargs)
+            try:
+                losses = step(*args, **kwargs)
+            except OneRankError as error:
+                if self._watchdog is not None:
+                    self._watchdog.fail(str(error), lost_connection=False)
+                raise
             self.progress.end_step()
             return losses
 

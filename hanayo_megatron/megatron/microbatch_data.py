@@ -3,9 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from hanayo_megatron.schedule.schedule import ScheduleError
+from hanayo_megatron.errors import OneRankError
+
+
+class EndOfDataError(OneRankError, EOFError):
+    """A data iterator ended within a step."""
+
+
+class ItemCountError(OneRankError):
+    """A microbatch that took another number of items than one."""
+
+
+@contextmanager
+def explaining_end_of_data(chunk: int, microbatch: int) -> Iterator[None]:
+    """Raise EndOfDataError in place of StopIteration."""
+    try:
+        yield
+    except StopIteration as error:
+        raise EndOfDataError(
+            f"the data iterator of chunk {chunk} ended before microbatch {microbatch} of this "
+            "step; every step takes one item a microbatch from each iterator. Give more samples, "
+            "or train or evaluate fewer iterations"
+        ) from error
 
 
 class MicrobatchReader:
@@ -18,6 +40,7 @@ class MicrobatchReader:
 
     Args:
         iterator: Megatron's own for the chunk.
+        chunk: whose iterator it is, for messages.
         wanted: microbatches that the chunk runs, in any order.
         total: M.
         reads_data: whether the chunk is the first or the last of the model, so that steps in which
@@ -25,9 +48,16 @@ class MicrobatchReader:
     """
 
     def __init__(
-        self, iterator: Iterator, *, wanted: Sequence[int], total: int, reads_data: bool
+        self,
+        iterator: Iterator,
+        *,
+        chunk: int,
+        wanted: Sequence[int],
+        total: int,
+        reads_data: bool,
     ) -> None:
         self._iterator = iterator
+        self._chunk = chunk
         self._wanted = set(wanted)
         self._total = total
         self._reads_data = reads_data
@@ -45,7 +75,7 @@ class MicrobatchReader:
     def __next__(self) -> Any:
         microbatch, self._selected = self._selected, None
         if microbatch is None:
-            raise ScheduleError(
+            raise ItemCountError(
                 "forward_step took more than one item of the data iterator for one microbatch; "
                 "a schedule that runs microbatches out of order needs one item each"
             )
@@ -57,7 +87,8 @@ class MicrobatchReader:
         """Leave the iterator below at the start of the next step."""
         if self._position > 0 or self._reads_data:
             while self._position < self._total:
-                self._read()
+                with explaining_end_of_data(self._chunk, self._position):
+                    self._read()
 
     def _read(self) -> None:
         item = next(self._iterator)

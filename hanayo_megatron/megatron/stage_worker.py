@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from megatron.core.pipeline_parallel import schedules
 
-from hanayo_megatron.errors import HanayoError
 from hanayo_megatron.lowering.operation import Transfer
 from hanayo_megatron.megatron.gradient_sync import GradientSync, ParameterSync
-from hanayo_megatron.megatron.microbatch_data import MicrobatchReader
+from hanayo_megatron.megatron.microbatch_data import MicrobatchReader, explaining_end_of_data
 from hanayo_megatron.megatron.pipeline import Pipeline
 from hanayo_megatron.megatron.replica_gradients import ReplicaGradientSync, ReplicaParameterSync
 
@@ -33,10 +31,6 @@ class StepRequest:
     forward_only: bool
     collect_non_loss_data: bool
     first_val_step: bool | None
-
-
-class EndOfDataError(HanayoError, EOFError):
-    """A data iterator ended within a step."""
 
 
 class MegatronWorker:
@@ -78,7 +72,7 @@ class MegatronWorker:
         data = request.data_iterators[chunk]
         if isinstance(data, MicrobatchReader):
             data.select(microbatch)
-        with self._pipeline.at_work(stage), _explaining_end_of_data(chunk, microbatch):
+        with self._pipeline.at_work(stage), explaining_end_of_data(chunk, microbatch):
             output, num_tokens = schedules.forward_step(
                 request.forward_step_func,
                 data,
@@ -135,15 +129,3 @@ class MegatronWorker:
 
     def sync_gradients(self, stage: int) -> None:
         self._gradient_sync.after_last_backward(self._placement.chunk_of[stage])
-
-
-@contextmanager
-def _explaining_end_of_data(chunk: int, microbatch: int) -> Iterator[None]:
-    try:
-        yield
-    except StopIteration as error:
-        raise EndOfDataError(
-            f"the data iterator of chunk {chunk} ended before microbatch {microbatch} of this "
-            "step; every step takes one item a microbatch from each iterator. Give more samples, "
-            "or train or evaluate fewer iterations"
-        ) from error

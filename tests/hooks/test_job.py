@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
+from hanayo_megatron.errors import HanayoError, OneRankError
 from hanayo_megatron.megatron import job as module
 from hanayo_megatron.megatron.job import Job, start_hook
 from hanayo_megatron.megatron.job_options import JobOptions
@@ -47,3 +48,30 @@ def test_ranks_agree_and_are_watched_before_groups_are_made():
     assert hook.target == "megatron.core.parallel_state:initialize_model_parallel"
     hook.wrap(lambda *sizes, order_of: order.append((sizes, order_of)))(1, 2, order_of="tp-pp")
     assert order == ["agree", "watch", ((1, 2), "tp-pp"), "connect"]
+
+
+@pytest.mark.parametrize(("error", "told"), [(OneRankError, ["no data"]), (HanayoError, [])])
+def test_other_ranks_are_told_of_what_only_this_one_runs_into(monkeypatch, error, told):
+    reasons = []
+    watchdog = SimpleNamespace(
+        start=lambda: None,
+        stop=lambda: None,
+        fail=lambda reason, *, lost_connection: reasons.append(reason),
+    )
+    monkeypatch.setattr(module, "_is_real", lambda: True)
+    monkeypatch.setattr(module, "_own_store", lambda purpose: None)
+    monkeypatch.setattr(module, "_holds_store", lambda: False)
+    monkeypatch.setattr(module, "Watchdog", lambda *args, **kwargs: watchdog)
+    monkeypatch.setattr(module.sys, "excepthook", None)
+    monkeypatch.setattr(module.atexit, "register", lambda function: None)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    job = Job(JobOptions(watchdog_seconds=300))
+    job.watch()
+
+    def step():
+        raise error("no data")
+
+    with pytest.raises(error):
+        job.watching(step)()
+    assert reasons == told

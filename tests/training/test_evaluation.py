@@ -81,4 +81,5 @@ def test_data_that_end_stop_every_rank(launcher):
     assert run.exit_codes == (1, 1), run.report()
     assert len(run.losses) == 1
     assert "ended before microbatch 2 of this step" in run.stderr[0]
+    assert "rank 0 failed: the data iterator of chunk 0 ended" in run.stderr[1], run.report()
     assert "Traceback" not in run.stderr[0]
