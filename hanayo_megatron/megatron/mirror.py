@@ -6,6 +6,8 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
+from hanayo_megatron.runtime.communicators import timeout_of
+
 
 def is_mirror_image() -> bool:
     """Whether this rank is in the upper half, so that what it holds counts as the second copy.
@@ -46,11 +48,11 @@ class MirrorGroups:
         ranks = tuple(dist.get_process_group_ranks(group))
         key = (ranks, dist.get_backend(group))
         if key not in self._joined:
-            self._joined[key] = _create(ranks, backend=key[1])
+            self._joined[key] = _create(ranks, like=group)
         return self._joined[key]
 
 
-def _create(ranks: tuple[int, ...], *, backend: str) -> dist.ProcessGroup:
+def _create(ranks: tuple[int, ...], *, like: dist.ProcessGroup) -> dist.ProcessGroup:
     pipeline = parallel_state.get_pipeline_model_parallel_group()
     mirror = dist.get_process_group_ranks(pipeline)[pipeline.size() - 1 - pipeline.rank()]
     told: list[tuple[int, ...]] = [()] * dist.get_world_size()
@@ -58,7 +60,9 @@ def _create(ranks: tuple[int, ...], *, backend: str) -> dist.ProcessGroup:
     mirrors: list[int] = [0] * dist.get_world_size()
     dist.all_gather_object(mirrors, mirror)
     joined = [tuple(sorted({*mine, *told[peer]})) for mine, peer in zip(told, mirrors, strict=True)]
+    backend, timeout = dist.get_backend(like), timeout_of(like)
     created = {
-        members: dist.new_group(list(members), backend=backend) for members in sorted(set(joined))
+        members: dist.new_group(list(members), backend=backend, timeout=timeout)
+        for members in sorted(set(joined))
     }
     return created[joined[dist.get_rank()]]

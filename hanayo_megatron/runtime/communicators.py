@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -36,7 +37,9 @@ def connect_pairs(
         if rank not in pair:
             continue
         global_ranks = [dist.get_global_rank(group, member) for member in pair]
-        both = dist.new_group(global_ranks, use_local_synchronization=True)
+        both = dist.new_group(
+            global_ranks, use_local_synchronization=True, timeout=timeout_of(group)
+        )
         _warm_up(both)
         connected[pair[1] if rank == pair[0] else pair[0]] = both
     return connected
@@ -48,6 +51,16 @@ def connect_group(group: dist.ProcessGroup) -> None:
     NCCL connects a group at its first use, which all ranks must take part in.
     """
     _warm_up(group)
+
+
+def timeout_of(group: dist.ProcessGroup) -> timedelta:
+    """How long operations of a group may take.
+
+    A new group has PyTorch's default unless it is told another one; those beside Megatron's are to
+    be as patient as Megatron's (``--distributed-timeout-minutes``).
+    """
+    device = "cuda" if dist.get_backend(group) == dist.Backend.NCCL else "cpu"
+    return group._get_backend(torch.device(device)).options._timeout
 
 
 def _warm_up(group: dist.ProcessGroup) -> None:

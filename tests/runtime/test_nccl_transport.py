@@ -71,13 +71,16 @@ def test_groups_are_made_in_one_order_and_warmed_up(recorded, monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(dist, "get_global_rank", lambda group, member: group.ranks[member])
     monkeypatch.setattr(dist, "all_reduce", lambda tensor, group: made.append(group.ranks))
-    orders = []
+    monkeypatch.setattr(communicators, "timeout_of", lambda group: f"as {group.ranks}")
+    orders, timeouts = [], []
     for rank in (10, 11, 12, 13):
         pipeline = Group([10, 11, 12, 13], rank)
         monkeypatch.setattr(
             communicators.dist,
             "new_group",
-            lambda ranks, use_local_synchronization, rank=rank: Group(ranks, rank),
+            lambda ranks, use_local_synchronization, timeout, rank=rank: (
+                timeouts.append(timeout) or Group(ranks, rank)
+            ),
         )
         made.clear()
         found = connect_pairs(pipeline, looped(4, 2))
@@ -88,6 +91,7 @@ def test_groups_are_made_in_one_order_and_warmed_up(recorded, monkeypatch):
         orders.append([tuple(ranks) for ranks in made])
     assert orders[0] == [(10, 11), (10, 13)]
     assert all(order == sorted(order) for order in orders)
+    assert set(timeouts) == {"as [10, 11, 12, 13]"}
     assert len(recorded) == 8, "every rank warms up each of its two communicators"
 
 
