@@ -40,6 +40,7 @@ class Pipeline:
                 "number on every rank"
             )
         self.num_chunks = chunks.pop()
+        _check_copies_mirror_each_other(name, self.placement)
         self.lowered = cache(self._lower)
 
     def stage_of(self, rank: int, chunk: int | None) -> int:
@@ -67,3 +68,18 @@ class Pipeline:
                 "model is built already. Keep the number, or use a schedule with a fixed placement"
             )
         return lower(schedule, self.spec.costs)
+
+
+def _check_copies_mirror_each_other(name: str, placement: Placement) -> None:
+    """Gradients of both copies are summed between ranks r and P-1-r."""
+    if placement.replicas == 1:
+        return
+    pieces = [[placement.model_stage_of(s) for s in held] for held in placement.stages_of]
+    mirrored = pieces == pieces[::-1] and len(pieces) % 2 == 0
+    if placement.replicas > 2 or not mirrored:
+        held = "; ".join(f"rank {r}: {p}" for r, p in enumerate(pieces))
+        raise ScheduleError(
+            f"schedule {name!r} has {placement.replicas} copies of the model and puts these pieces "
+            f"of it on the ranks: {held}. Training needs two copies on an even number of ranks, "
+            "where rank r and rank P-1-r hold the same pieces"
+        )

@@ -4,9 +4,13 @@ import pytest
 from megatron.core import parallel_state
 from megatron.core.transformer.enums import LayerType
 
+from hanayo_megatron.megatron import pipeline as module
 from hanayo_megatron.megatron.layout import placement_layout
+from hanayo_megatron.megatron.pipeline import Pipeline
 from hanayo_megatron.megatron.split import layout_string
-from hanayo_megatron.schedule.placement import bidirectional
+from hanayo_megatron.schedule.forward_only import forward_only_schedule
+from hanayo_megatron.schedule.placement import Placement, bidirectional
+from hanayo_megatron.schedule.schedule import ScheduleError, ScheduleSpec
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
@@ -38,3 +42,24 @@ def test_chunks_of_mirror_ranks(num_ranks, monkeypatch):
     assert placement.chunk_of[0] == placement.chunk_of[num_ranks] == 0
     assert placement.chunk_of[num_ranks - 1] == placement.chunk_of[-1] == 1
     assert placement.last_ranks == (num_ranks - 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("placement", "trains"),
+    [
+        (Placement(4, (0, 3, 2, 1, 3, 0, 1, 2), replicas=2), True),
+        (Placement(4, (0, 1, 2, 3, 0, 1, 2, 3), replicas=2), False),
+        (Placement(3, (0, 1, 2, 2, 1, 0), replicas=2), False),
+        (Placement(2, (0, 1, 1, 0, 0, 1, 1, 0), replicas=4), False),
+    ],
+)
+def test_copies_that_do_not_mirror_each_other_are_refused(placement, trains, monkeypatch):
+    """Their gradients would be summed with those of other layers."""
+    schedule = forward_only_schedule(placement, 4)
+    monkeypatch.setattr(module, "build_schedule", lambda name, spec: schedule)
+    spec = ScheduleSpec(pp=placement.num_ranks, microbatches=4)
+    if trains:
+        assert Pipeline("mine", spec).placement == placement
+        return
+    with pytest.raises(ScheduleError, match="rank r and rank P-1-r hold the same pieces"):
+        Pipeline("mine", spec)
