@@ -53,7 +53,7 @@ class Replacement:
 def apply(hooks: Iterable[Hook]) -> list[Replacement]:
     """Put all hooks in force, or none.
 
-    Functions that other modules imported by name are replaced there too; a function that is hooked
+    What other modules imported by name is replaced there too; a function or class that is hooked
     already stays as it is. Hooks with one target wrap each other, the last one outermost. Raises
     HookError naming the target that is missing or has other parameters.
     """
@@ -110,7 +110,7 @@ def _replace(hook: Hook, original: Any) -> Replacement:
     replacement = hook.wrap(original)
     if inspect.isfunction(replacement):
         update_wrapper(replacement, original)
-        setattr(replacement, _MARK, True)
+    setattr(replacement, _MARK, True)
     places = []
     for module in list(sys.modules.values()):
         if isinstance(module, ModuleType):
