@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from hanayo_megatron.flags import concern_plugin
+from hanayo_megatron import flags
+from hanayo_megatron.errors import HanayoError
 from hanayo_megatron.megatron.arguments import add_arguments, resolve_pipeline
 from hanayo_megatron.megatron.checkpoints import checkpoint_hooks
 from hanayo_megatron.megatron.embeddings import embedding_hooks
@@ -34,11 +35,17 @@ def install(argv: Sequence[str] | None = None) -> list[Replacement]:
 
     Call it before the training script parses its arguments. Once ``--pipeline-schedule`` was
     parsed and validated, Megatron is hooked; without one of the plug-in's flags nothing is
-    touched. Returns what was replaced, with an ``undo`` each.
+    touched. Returns what was replaced, with an ``undo`` each. Raises HanayoError where Megatron
+    would drop the flags.
     """
     argv = sys.argv[1:] if argv is None else argv
-    if not concern_plugin(argv):
+    if not flags.concern_plugin(argv):
         return []
+    if flags.are_replaced(argv):
+        raise HanayoError(
+            f"{flags.YAML} takes every argument from a file and drops the command line's, "
+            f"{flags.SCHEDULE} with them. Give the arguments on the command line instead"
+        )
     arguments = "megatron.training.arguments"
     return apply(
         [

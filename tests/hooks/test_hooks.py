@@ -8,6 +8,7 @@ from megatron.core import parallel_state
 from megatron.core.models.common.language_module import language_module
 from megatron.core.pipeline_parallel import utils
 
+from hanayo_megatron.errors import HanayoError
 from hanayo_megatron.megatron import install
 from hanayo_megatron.megatron.hooks import Hook, HookError, apply
 from hanayo_megatron.megatron.install import hook_megatron
@@ -46,6 +47,25 @@ def test_a_hook_reaches_names_imported_elsewhere_and_comes_off(modules):
     replacement.undo()
     assert origin.f is original
     assert user.renamed is original
+
+
+def derived(original):
+    class Derived(original):
+        pass
+
+    return Derived
+
+
+def test_what_is_hooked_already_stays_as_it_is(modules):
+    """Arguments may be validated twice; gradients of two copies would be scaled twice."""
+    origin, _ = modules
+    origin.C = type("C", (), {"__init__": lambda self, a: None})
+    hooks = [Hook("origin_of_f:f", ("a",), doubled), Hook("origin_of_f:C", ("a",), derived)]
+    assert len(apply(hooks)) == 2
+    once = origin.C
+    assert apply(hooks) == []
+    assert origin.C is once
+    assert origin.f(1) == 4
 
 
 @pytest.mark.parametrize(
@@ -90,6 +110,14 @@ def test_without_a_flag_of_ours_nothing_is_touched():
     assert len(before) > 5000
     assert install(["--num-layers", "4", "--pipeline-model-parallel-size", "2"]) == []
     assert changed(before) == []
+
+
+@pytest.mark.parametrize("yaml", [("--yaml-cfg", "a.yaml"), ("--yaml-cfg=a.yaml",)])
+def test_flags_that_megatron_would_drop_are_refused(yaml):
+    """It reads all arguments from the file, and would train under its own schedule."""
+    with pytest.raises(HanayoError, match="--yaml-cfg"):
+        install(["--pipeline-schedule", "hanayo", *yaml])
+    assert install(list(yaml)) == []
 
 
 @pytest.fixture
