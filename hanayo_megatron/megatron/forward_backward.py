@@ -239,3 +239,8 @@ def _check(
         raise ValueError(
             f"adjust_tensor_shapes_fn is not supported with --pipeline-schedule {pipeline.name}"
         )
+    if config.num_microbatches_with_partial_activation_checkpoints is not None:
+        raise ValueError(
+            "num_microbatches_with_partial_activation_checkpoints counts microbatches in flight of "
+            f"Megatron's own schedule; it is not supported with --pipeline-schedule {pipeline.name}"
+        )

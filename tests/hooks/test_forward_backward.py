@@ -88,7 +88,9 @@ def run_step(monkeypatch):
         ],
     )
 
-    def run(name, pp, microbatches, *, waves=1, forward_only=False, reduce_by_call=False):
+    def run(
+        name, pp, microbatches, *, waves=1, forward_only=False, reduce_by_call=False, **settings
+    ):
         spec = ScheduleSpec(pp=pp, microbatches=microbatches, waves=waves)
         events = [Events() for _ in range(pp)]
         transports = {}
@@ -107,6 +109,7 @@ def run_step(monkeypatch):
             if reduce_by_call:
                 config.grad_sync_func = [events[rank].grad_sync(c) for c in chunks]
             config.finalize_model_grads_func = events[rank].finalize
+            vars(config).update(settings)
             before = dict(vars(config))
             stages = pipeline.placement.stages_of[rank]
             multiple = pipeline.num_chunks > 1
@@ -187,3 +190,10 @@ def test_forward_only_computes_losses_and_nothing_else(run_step):
     assert [e["lm loss"].item() for e in reported] == expected(weights, 3)[0]
     assert all(chunk.weight.grad is None for chunk in weights.values())
     assert not any(event[0] in ("reduce", "finalize") for seen in events for event in seen)
+
+
+def test_partial_checkpoints_are_refused(run_step):
+    """They would be dropped without a word."""
+    name = "num_microbatches_with_partial_activation_checkpoints"
+    with pytest.raises(ValueError, match=f"{name} counts"):
+        run_step("hanayo", 2, 2, **{name: 1})
