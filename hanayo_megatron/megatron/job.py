@@ -34,7 +34,9 @@ from hanayo_megatron.runtime.transport import Transport
 from hanayo_megatron.runtime.watchdog import Patience, Watchdog
 from hanayo_megatron.runtime.worker import StageWorker
 
-_SECONDS_TO_AGREE = 15.0
+_SECONDS_TO_AGREE = 120.0
+"""NCCL's groups start without waiting for anybody: ranks may come here as far apart as they start
+and import."""
 
 
 class Job:

@@ -46,7 +46,7 @@ def agree(
         missing = _missing(store, list(range(num_ranks)), deadline)
         found = _absent(missing, patience) if missing else _differences(store, num_ranks)
         store.set("verdict", found)
-    elif _wait_for_key(store, "verdict", deadline + 2):
+    elif _wait_for_verdict(store, deadline, patience):
         found = store.get("verdict").decode()
         store.add("read", 1)
     else:
@@ -66,6 +66,12 @@ def _key(rank: int) -> str:
 
 def _missing(store: dist.Store, ranks: list[int], deadline: float) -> list[int]:
     return [rank for rank in ranks if not _wait_for_key(store, _key(rank), deadline)]
+
+
+def _wait_for_verdict(store: dist.Store, deadline: float, patience: float) -> bool:
+    """Rank 0 may have come later, and waits for the others from then on."""
+    here = _wait_for_key(store, _key(0), deadline)
+    return here and _wait_for_key(store, "verdict", time.monotonic() + patience + 2)
 
 
 def _wait_for_key(store: dist.Store, key: str, deadline: float) -> bool:

@@ -1,5 +1,6 @@
 """Ranks compare their plans through a store."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -8,11 +9,15 @@ import torch.distributed as dist
 from hanayo_megatron.runtime.agreement import DisagreementError, agree
 
 
-def run(fields_of_ranks, *, absent=(), patience=5.0):
-    """What each rank's agreement said; None where it returned, or where the rank was absent."""
+def run(fields_of_ranks, *, absent=(), patience=5.0, late=None):
+    """What each rank's agreement said; None where it returned, or where the rank was absent.
+
+    ``late``: seconds by which each rank comes later.
+    """
     store = dist.HashStore()
 
     def work(rank):
+        time.sleep((late or {}).get(rank, 0.0))
         try:
             agree(
                 store,
@@ -47,3 +52,9 @@ def test_every_rank_learns_who_has_what():
 def test_a_rank_that_does_not_take_part_is_named(absent):
     said = run([{"waves": "1"}] * 3, absent=[absent], patience=0.3)
     assert all(f"rank {absent} did not take part" in text for text in said)
+
+
+def test_the_absent_rank_is_named_also_where_rank_0_came_late():
+    """Its patience ends later than that of the ranks that came before."""
+    said = run([{"waves": "1"}] * 3, absent=[2], patience=3.0, late={0: 2.6})
+    assert all("rank 2 did not take part" in text for text in said)
