@@ -57,6 +57,8 @@ def plan_fields(pipeline: Pipeline, args: argparse.Namespace) -> dict[str, str]:
         "stages a rank (V)": str(pipeline.num_chunks),
         "microbatches (M)": str(spec.microbatches),
         **{f"--{name.replace('_', '-')}": str(getattr(args, name, None)) for name in _ARGUMENTS},
+        # Ranks wait for each other to measure; the folder may be another one on each machine.
+        flags.TIMELINE: "not given" if args.pipeline_timeline is None else "given",
         "--pipeline-model-parallel-layout": str(args.pipeline_model_parallel_layout),
         "version of hanayo_megatron": hanayo_megatron.__version__,
         "version of megatron-core": megatron_version,
