@@ -94,7 +94,8 @@ class MegatronWorker:
         self._backwards_left.setdefault(stage, len(share))
         if self._placement.is_last(stage):
             self._collected[microbatch] = collected
-            self.num_tokens += num_tokens.to(self._device)
+            # Megatron's zero, for losses without a count, is on the host; moving it would wait.
+            self.num_tokens += num_tokens
         return output
 
     def backward(

@@ -197,3 +197,13 @@ def test_partial_checkpoints_are_refused(run_step):
     name = "num_microbatches_with_partial_activation_checkpoints"
     with pytest.raises(ValueError, match=f"{name} counts"):
         run_step("hanayo", 2, 2, **{name: 1})
+
+
+def test_no_tensor_is_moved_between_devices(run_step, monkeypatch):
+    """A copy from the host's pageable memory makes the host wait for all of the GPU's work."""
+
+    def moved(*_, **__):
+        raise AssertionError("a tensor was moved")
+
+    monkeypatch.setattr(torch.Tensor, "to", moved)
+    run_step("hanayo", 2, 2)
