@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
+from hanayo_megatron.runtime.process_life import Process
+
 
 class Phase(StrEnum):
     """Of a rank's life."""
@@ -23,6 +25,7 @@ class Notice(NamedTuple):
     phase: Phase
     steps: int
     doing: str
+    process: Process
 
 
 class NoticeBoard:
@@ -46,8 +49,8 @@ class NoticeBoard:
         key = f"notice/{rank}"
         if not self._store.check([key]):
             return None
-        beat, phase, steps, doing = json.loads(self._store.get(key))
-        return Notice(beat, Phase(phase), steps, doing)
+        beat, phase, steps, doing, process = json.loads(self._store.get(key))
+        return Notice(beat, Phase(phase), steps, doing, Process(*process))
 
     def sound_alarm(self) -> None:
         """Some rank has lost a connection: look for the one that is gone."""

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hanayo_megatron.runtime.notice_board import Notice, NoticeBoard, Phase
+from hanayo_megatron.runtime.process_life import is_alive, this_process
 from hanayo_megatron.runtime.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -32,8 +33,8 @@ class Patience:
     """Seconds.
 
     Args:
-        hang: in one place of a step; also without a sign of life before the first step, when
-            building data sets may hold Python up.
+        hang: in one place of a step; also without a sign of life before the first step, and of a
+            process that can be seen to live: native code may hold Python up.
         silence: without a sign of life.
         silence_in_alarm: the same while some rank reports a lost connection.
         end: for the other ranks to end as well, on the rank that holds the store.
@@ -149,8 +150,11 @@ class Watchdog:
 
     def _say(self, phase: Phase) -> None:
         self._beat += 1
-        notice = Notice(self._beat, phase, self._progress.steps, self._progress.describe())
-        self._board.put(self._rank, notice)
+        progress = self._progress
+        self._board.put(
+            self._rank,
+            Notice(self._beat, phase, progress.steps, progress.describe(), this_process()),
+        )
 
     def _listen(self) -> None:
         """To the next rank that has not ended in good order."""
@@ -174,6 +178,8 @@ class Watchdog:
             self._wake.set()
 
     def _allowed_silence(self, notice: Notice | None) -> float:
+        if notice is not None and is_alive(notice.process):
+            return self._patience.hang
         if self._alarmed or self._board.alarm:
             return self._patience.silence_in_alarm
         has_trained = notice is not None and notice.steps > 0

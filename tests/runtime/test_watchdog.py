@@ -2,11 +2,13 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch.distributed as dist
 
 from hanayo_megatron.lowering.operation import Compute, Transfer
+from hanayo_megatron.runtime import watchdog
 from hanayo_megatron.runtime.notice_board import NoticeBoard
 from hanayo_megatron.runtime.progress import Progress
 from hanayo_megatron.runtime.watchdog import Patience, Watchdog
@@ -103,6 +105,24 @@ def test_a_silent_rank_is_named(ranks, capsys):
     assert ranks[0].left.wait(10)
     assert ranks[2].left.wait(10)
     assert "rank 1 is gone: no sign of life" in capsys.readouterr().err
+
+
+def test_a_silent_rank_that_can_be_seen_to_live_is_given_time(monkeypatch):
+    """Native code that holds the interpreter keeps its watchdog from speaking."""
+    monkeypatch.setitem(globals(), "PATIENCE", replace(PATIENCE, hang=20.0, silence=0.3))
+    store = dist.HashStore()
+    ranks = [Rank(store, rank, 2) for rank in range(2)]
+    for rank in ranks:
+        rank.watchdog.start()
+        rank.progress.begin_step()
+        rank.progress.end_step()
+    time.sleep(0.3)
+    ranks[1].watchdog._board = MuteBoard()
+    assert not ranks[0].left.wait(1.2)
+    monkeypatch.setattr(watchdog, "is_alive", lambda process: False)
+    assert ranks[0].left.wait(5)
+    for rank in ranks:
+        rank.watchdog.stop()
 
 
 def test_a_failure_reaches_the_others(ranks, capsys):
