@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
 from hanayo_megatron.lowering.lower import LoweredSchedule
 from hanayo_megatron.megatron.host_network import hosts_of
+from hanayo_megatron.runtime.clock_comparison import seconds_ahead
 from hanayo_megatron.runtime.observer import Observer
 from hanayo_megatron.runtime.recorder import CudaClock, HostClock, NvtxRanges, Recorder, Span
 from hanayo_megatron.timeline.measured import measured_timeline, save_measured
 
 logger = logging.getLogger(__name__)
-
-_ROUND_TRIPS = 20
 
 
 class StepTimelines:
@@ -75,27 +72,3 @@ class StepTimelines:
             title = f"{lowered.schedule.name}, step {self._step} as measured"
             save_measured(lowered, measured_timeline(lowered, gathered, title=title), stem)
             logger.info("timeline of step %d written to %s.svg", self._step, stem)
-
-
-def seconds_ahead(hosts: dist.ProcessGroup) -> float:
-    """How far this rank's ``time.perf_counter`` is ahead of that of the group's first rank.
-
-    Called by all ranks. Each asks the first one for its time; the answer of the quickest of some
-    round trips is taken to be half a round trip old, so it is wrong by less than that.
-    """
-    told = torch.zeros(1, dtype=torch.float64)
-    if hosts.rank() == 0:
-        for peer in range(1, hosts.size()):
-            for _ in range(_ROUND_TRIPS):
-                dist.recv(told, group=hosts, group_src=peer)
-                told.fill_(time.perf_counter())
-                dist.send(told, group=hosts, group_dst=peer)
-        return 0.0
-    trips = []
-    for _ in range(_ROUND_TRIPS):
-        asked = time.perf_counter()
-        dist.send(told, group=hosts, group_dst=0)
-        dist.recv(told, group=hosts, group_src=0)
-        answered = time.perf_counter()
-        trips.append((answered - asked, (asked + answered) / 2 - told.item()))
-    return min(trips)[1]
