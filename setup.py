@@ -16,8 +16,9 @@ setup(
     packages=find_packages(include=["hanayo_megatron", "hanayo_megatron.*"]),
     python_requires=">=3.12",
     entry_points={"console_scripts": ["hanayo-megatron = hanayo_megatron.cli:main"]},
+    # torch 2.8: stores that several threads can use.
     # psutil: Megatron imports it when it saves a torch_dist checkpoint, but no wheel asks for it.
-    install_requires=["torch>=2.6", "megatron-core>=0.19,<0.20", "psutil", "matplotlib"],
+    install_requires=["torch>=2.8", "megatron-core>=0.19,<0.20", "psutil", "matplotlib"],
     extras_require={
         "gpu": ["transformer-engine[pytorch]"],
         "test": ["pytest", "hypothesis", "ruff"],

@@ -3,7 +3,7 @@
 Every rank has a thread that puts a notice on the board about once a second. It ends the job if
 
 - its own rank has been in one place of a step for longer than allowed;
-- the next rank has gone silent: killed, crashed, or its machine is down;
+- the next rank that has not ended has gone silent: killed, crashed, or its machine is down;
 - another rank gave a reason to end the job;
 - the store of torch.distributed is gone, and with it the rank that holds it.
 
@@ -183,8 +183,11 @@ class Watchdog:
         lines = ["What every rank was doing:"]
         for rank in range(self._num_ranks):
             notice = self._board.read(rank)
-            doing = "nothing heard of it" if notice is None else notice.doing
-            lines.append(f"  rank {rank}: {doing}")
+            if notice is None:
+                lines.append(f"  rank {rank}: nothing heard of it")
+            else:
+                ended = "has ended; before, " if notice.phase is Phase.ENDED else ""
+                lines.append(f"  rank {rank}: {ended}{notice.doing}")
         return "\n".join(lines)
 
     def _wait_for_others(self, seconds: float) -> None:

@@ -4,7 +4,8 @@ import pytest
 from megatron.core import parallel_state
 from megatron.core.transformer.enums import LayerType
 
-from hanayo_megatron.megatron.layout import even_layout, placement_layout
+from hanayo_megatron.megatron.layout import placement_layout
+from hanayo_megatron.megatron.split import layout_string
 from hanayo_megatron.schedule.placement import bidirectional
 
 
@@ -13,7 +14,9 @@ def test_chunks_of_mirror_ranks(num_ranks, monkeypatch):
     monkeypatch.setattr(parallel_state, "get_virtual_pipeline_model_parallel_world_size", lambda: 2)
     placement = bidirectional(num_ranks)
     num_layers = 3 * num_ranks
-    layout = placement_layout(placement)(even_layout(num_layers, num_ranks), num_ranks)
+    layout = placement_layout(placement)(
+        layout_string([num_layers // num_ranks] * num_ranks), num_ranks
+    )
     assert layout.validate_layer_layout(num_layers, None) is False
     assert layout.virtual_pipeline_model_parallel_size == 2
     held = [

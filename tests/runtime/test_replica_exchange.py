@@ -12,8 +12,9 @@ from hanayo_megatron.lowering.lower import lower
 from hanayo_megatron.lowering.operation import Transfer
 from hanayo_megatron.megatron.replica_gradients import ReplicaGradientSync
 from hanayo_megatron.runtime.executor import Executor
-from hanayo_megatron.runtime.strict_transport import StrictNetwork, TransportError
-from hanayo_megatron.runtime.transport import Parcel
+from hanayo_megatron.runtime.messenger import KnownShapes
+from hanayo_megatron.runtime.strict_transport import StrictNetwork
+from hanayo_megatron.runtime.transport import Parcel, TransportError
 from hanayo_megatron.schedule import ScheduleSpec, build_schedule
 from hanayo_megatron.schedule.action import Kind
 
@@ -88,7 +89,8 @@ def train(name, pp, microbatches, make_sync, communicators="pair"):
             worker.sync_gradients = lambda stage: sync.after_last_backward(
                 placement.chunk_of[stage]
             )
-            Executor(lowered, rank=rank, worker=worker, transport=transport).run()
+            messenger = KnownShapes(transport, worker.empty)
+            Executor(lowered, rank=rank, worker=worker, messenger=messenger).run()
         return [chunk.finish_grad_sync() for chunk in chunks], worker.losses
 
     results = network.run(work)
