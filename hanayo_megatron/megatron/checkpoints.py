@@ -10,17 +10,15 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from megatron.training import get_args
 
-from hanayo_megatron import flags
 from hanayo_megatron.errors import HanayoError
 from hanayo_megatron.megatron.hooks import Hook
+from hanayo_megatron.megatron.split import layout_string
+from hanayo_megatron.schedule.placement import Placement, looped
+from hanayo_megatron.schedule.registry import build_schedule
+from hanayo_megatron.schedule.schedule import ScheduleError, ScheduleSpec
 
-_PLACE_STAGES = (
-    flags.SCHEDULE,
-    flags.WAVES,
-    flags.CHUNKS,
-    "--pipeline-model-parallel-size",
-    "--pipeline-model-parallel-layout",
-)
+_ANY_MICROBATCHES = 4
+"""A rank, of a schedule whose placement only is asked for."""
 
 
 def checkpoint_hooks() -> list[Hook]:
@@ -54,19 +52,55 @@ def check_optimizer_format(args: argparse.Namespace, saved: argparse.Namespace) 
         args: of this training.
         saved: of the training that saved the checkpoint.
     """
-    by_position = args.use_distributed_optimizer and not saved.dist_ckpt_optim_fully_reshardable
-    if not by_position or args.finetune or args.no_load_optim or saved.no_save_optim:
+    by_position = args.use_distributed_optimizer and not getattr(
+        saved, "dist_ckpt_optim_fully_reshardable", False
+    )
+    if not by_position or args.finetune or args.no_load_optim:
         return
-    for flag in _PLACE_STAGES:
-        name = flag.removeprefix("--").replace("-", "_")
-        ours, theirs = getattr(args, name, None), getattr(saved, name, None)
-        if ours != theirs:
-            raise CheckpointError(
-                f"the optimizer state in --load {args.load} was saved under "
-                f"{flag} {theirs} by position on a rank; under {flag} {ours} it would go to other "
-                "layers. Save with --dist-ckpt-optim-fully-reshardable, or load with "
-                "--no-load-optim"
-            )
+    if getattr(saved, "no_save_optim", False) or _stages(args) == _stages(saved):
+        return
+    raise CheckpointError(
+        f"the optimizer state in --load {args.load} was saved by position on a rank, under "
+        f"{_described(saved)}; under {_described(args)} it would go to other layers. Save with "
+        "--dist-ckpt-optim-fully-reshardable, or load with --no-load-optim"
+    )
+
+
+def _stages(args: argparse.Namespace) -> tuple[Placement | None, str | None]:
+    """Which rank holds which stage, and what is in the stages."""
+    try:
+        placement = _placement(args)
+    except ScheduleError:
+        return None, args.pipeline_schedule  # a user's, not known to this training
+    layout = args.pipeline_model_parallel_layout
+    each, left = divmod(args.num_layers, placement.model_stages)
+    if layout is None and not left:
+        further = args.mtp_num_layers or 0
+        layout = layout_string([each] * placement.model_stages, mtp_num_layers=further)
+    return placement, layout
+
+
+def _placement(args: argparse.Namespace) -> Placement:
+    num_ranks = args.pipeline_model_parallel_size
+    name = getattr(args, "pipeline_schedule", None)
+    if name is None:
+        return looped(num_ranks, args.virtual_pipeline_model_parallel_size or 1)
+    spec = ScheduleSpec(
+        pp=num_ranks,
+        microbatches=_ANY_MICROBATCHES * num_ranks,
+        waves=args.num_waves or ScheduleSpec.waves,
+        chunks=args.num_chunks or ScheduleSpec.chunks,
+    )
+    return build_schedule(name, spec).placement
+
+
+def _described(args: argparse.Namespace) -> str:
+    name = getattr(args, "pipeline_schedule", None)
+    parts = [f"--pipeline-schedule {name}" if name else "Megatron's own schedule"]
+    for flag in ("num_waves", "num_chunks", "pipeline_model_parallel_layout"):
+        if getattr(args, flag, None) is not None:
+            parts.append(f"--{flag.replace('_', '-')} {getattr(args, flag)}")
+    return " ".join(parts)
 
 
 class CheckpointError(HanayoError, RuntimeError):

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
 from hanayo_megatron.lowering.lower import LoweredSchedule
 from hanayo_megatron.megatron.host_network import hosts_of
+from hanayo_megatron.runtime.clock_comparison import seconds_ahead
 from hanayo_megatron.runtime.observer import Observer
-from hanayo_megatron.runtime.recorder import CudaClock, HostClock, NvtxRanges, Recorder
+from hanayo_megatron.runtime.recorder import CudaClock, HostClock, NvtxRanges, Recorder, Span
 from hanayo_megatron.timeline.measured import measured_timeline, save_measured
 
 logger = logging.getLogger(__name__)
@@ -26,8 +26,7 @@ class StepTimelines:
     Every rank writes ``step<N>-rank<R>.json``, its spans in seconds. The first rank of every
     pipeline writes ``step<N>-pipeline<R>`` for all ranks of it: ``.json`` in the simulator's
     format, ``.svg`` with the planned step above the measured one, and ``.trace.json`` for
-    Perfetto. R is a global rank. Ranks start their clocks behind a barrier, so times of different
-    ranks are comparable to the time that a barrier takes.
+    Perfetto. R is a global rank. Times are those of the clock of the pipeline's first rank.
 
     Args:
         folder: made if it is missing.
@@ -53,20 +52,15 @@ class StepTimelines:
         if self._step not in self._steps:
             yield []
             return
-        if self._on_gpu:
-            torch.cuda.synchronize()
         hosts = hosts_of(group)
+        ahead = seconds_ahead(hosts)
         dist.barrier(group=hosts)
         recorder = Recorder(CudaClock() if self._on_gpu else HostClock())
         yield [recorder, NvtxRanges()] if self._on_gpu else [recorder]
-        self._save(lowered, recorder.spans(), hosts)
+        spans = [Span(start - ahead, end - ahead, what) for start, end, what in recorder.spans()]
+        self._save(lowered, spans, hosts)
 
-    def _save(
-        self,
-        lowered: LoweredSchedule,
-        spans: list[tuple[float, float, str]],
-        hosts: dist.ProcessGroup,
-    ) -> None:
+    def _save(self, lowered: LoweredSchedule, spans: list[Span], hosts: dist.ProcessGroup) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         own = self._folder / f"step{self._step}-rank{dist.get_rank()}.json"
         own.write_text(json.dumps(spans), encoding="utf-8")

@@ -11,7 +11,7 @@ from hanayo_megatron.lowering.operation import Compute, Operation, Transfer
 
 
 class Span(NamedTuple):
-    """Something that took time, in seconds since the recorder was made.
+    """Something that took time, in seconds of this host's ``time.perf_counter``.
 
     ``what`` is an action's cell such as ``3F0``, or the transfer that was waited for.
     """
@@ -29,7 +29,7 @@ class Clock(Protocol):
         ...
 
     def seconds(self, mark: object) -> float:
-        """From the clock's start to a mark; asked only when the work is done."""
+        """The time of a mark by ``time.perf_counter``; asked only when the work is done."""
         ...
 
     def finish(self) -> None:
@@ -75,14 +75,11 @@ class Recorder:
 class HostClock:
     """Where work is done when it is issued."""
 
-    def __init__(self) -> None:
-        self._start = time.perf_counter()
-
     def mark(self) -> float:
         return time.perf_counter()
 
     def seconds(self, mark: float) -> float:
-        return mark - self._start
+        return mark
 
     def finish(self) -> None:
         pass
@@ -92,7 +89,9 @@ class CudaClock:
     """Events on the current stream: when the GPU gets there, not when the host does."""
 
     def __init__(self) -> None:
+        torch.cuda.synchronize()
         self._start = self.mark()
+        self._started = time.perf_counter()
 
     def mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
@@ -100,7 +99,7 @@ class CudaClock:
         return event
 
     def seconds(self, mark: torch.cuda.Event) -> float:
-        return self._start.elapsed_time(mark) / 1000
+        return self._started + self._start.elapsed_time(mark) / 1000
 
     def finish(self) -> None:
         torch.cuda.synchronize()

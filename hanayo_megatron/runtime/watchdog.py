@@ -35,14 +35,14 @@ class Patience:
     Args:
         hang: in one place of a step; also without a sign of life before the first step, and of a
             process that can be seen to live: native code may hold Python up.
-        silence: without a sign of life.
+        silence: without a sign of life; long, since a step may hold Python up for seconds.
         silence_in_alarm: the same while some rank reports a lost connection.
         end: for the other ranks to end as well, on the rank that holds the store.
         interval: between two notices of a rank.
     """
 
     hang: float
-    silence: float = 10.0
+    silence: float = 15.0
     silence_in_alarm: float = 4.0
     end: float = 10.0
     interval: float = 1.0

@@ -17,6 +17,10 @@ def arguments(**given):
         "no_save_optim": None,
         "pipeline_schedule": "hanayo",
         "num_waves": 1,
+        "num_chunks": None,
+        "num_layers": 4,
+        "mtp_num_layers": None,
+        "virtual_pipeline_model_parallel_size": 2,
         "pipeline_model_parallel_size": 2,
         "pipeline_model_parallel_layout": "Et|t|t|tL",
     }
@@ -28,7 +32,9 @@ def arguments(**given):
     [
         ({"pipeline_schedule": "interleaved"}, "--pipeline-schedule interleaved"),
         ({"num_waves": 2}, "--num-waves 2"),
-        ({"pipeline_model_parallel_layout": "Ett|t|t|L"}, "layout Ett"),
+        ({"pipeline_model_parallel_layout": "Ett|t|t|L"}, "--pipeline-model-parallel-layout Ett"),
+        ({"pipeline_schedule": "somebody's"}, "--pipeline-schedule somebody's"),
+        ({"pipeline_schedule": None}, "under Megatron's own schedule"),
     ],
 )
 def test_another_placement_is_named(saved, words):
@@ -37,17 +43,19 @@ def test_another_placement_is_named(saved, words):
     assert words in str(refusal.value)
 
 
-def test_state_saved_without_the_plug_in():
-    plain = arguments()
-    del plain.pipeline_schedule
-    with pytest.raises(CheckpointError, match="--pipeline-schedule None"):
-        check_optimizer_format(arguments(), plain)
+def test_state_of_megatrons_own_interleaving_fits_ours():
+    """The same stages on the same ranks; Megatron's arguments have none of the plug-in's."""
+    plain = arguments(pipeline_model_parallel_layout=None)
+    del plain.pipeline_schedule, plain.num_waves, plain.num_chunks
+    ours = arguments(pipeline_schedule="circular")
+    check_optimizer_format(ours, plain)
 
 
 @pytest.mark.parametrize(
     ("ours", "saved"),
     [
         ({}, {}),
+        ({"num_waves": None}, {}),
         ({}, {"num_waves": 2, "dist_ckpt_optim_fully_reshardable": True}),
         ({"use_distributed_optimizer": False}, {"num_waves": 2}),
         ({"no_load_optim": True}, {"num_waves": 2}),

@@ -5,13 +5,18 @@ from itertools import combinations_with_replacement
 
 import pytest
 
+from hanayo_megatron.lowering.lower import lower
 from hanayo_megatron.megatron.split import (
     embedding_cost,
     head_cost,
     layout_string,
     split_layers,
 )
+from hanayo_megatron.schedule import ScheduleSpec, build_schedule
+from hanayo_megatron.schedule.action import Kind
+from hanayo_megatron.schedule.costs import Costs
 from hanayo_megatron.schedule.placement import bidirectional, linear, looped, wave
+from hanayo_megatron.simulate.simulate import simulate
 
 PLACEMENTS = [linear(3), wave(2, 1), wave(2, 2), wave(3, 1), looped(2, 2), bidirectional(2)]
 
@@ -96,3 +101,38 @@ def test_costs_of_other_layers():
 def test_layout_in_stage_order():
     assert layout_string([2, 1, 1, 2]) == "Ett|t|t|ttL"
     assert layout_string([1, 1], mtp_num_layers=2) == "Et|tmmL"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "placement", "waves", "least_gain"),
+    [
+        ("hanayo", wave(4, 1), 1, 0.05),
+        ("hanayo", wave(8, 1), 1, 0.15),
+        ("hanayo", wave(4, 2), 2, 0.06),
+        ("1f1b", linear(4), 1, 0.09),
+    ],
+)
+def test_the_simulated_step_is_shorter_than_with_equal_stages(
+    schedule, placement, waves, least_gain
+):
+    """32 layers and a head of 2.2 layers: the cost of a 7B model with 128,000 words."""
+    stages = placement.model_stages
+
+    def makespan(layers):
+        times = [float(count) for count in layers]
+        times[-1] += 2.2
+        costs = Costs(
+            stage_times={
+                (kind, stage): factor * time
+                for kind, factor in ((Kind.F, 1.0), (Kind.B, 2.0))
+                for stage, time in enumerate(times)
+            }
+        )
+        microbatches = 4 * placement.num_ranks
+        spec = ScheduleSpec(
+            pp=placement.num_ranks, microbatches=microbatches, waves=waves, costs=costs
+        )
+        return simulate(lower(build_schedule(schedule, spec), costs), costs).makespan
+
+    balanced = makespan(split_layers(32, placement, last_cost=2.2))
+    assert balanced <= (1 - least_gain) * makespan([32 // stages] * stages)

@@ -44,4 +44,5 @@ def test_a_training_that_fails_shows_its_error(tmp_path):
     done = quickstart(tmp_path, "--num-waves", "3")
     assert done.returncode == 1
     assert "error: the training failed" in done.stderr
-    assert "--num-layers 16 does not divide into the 24 stages" in done.stderr
+    assert "hanayo_megatron: error on rank" in done.stderr
+    assert "--num-layers 16 does not fill the 24 stages" in done.stderr

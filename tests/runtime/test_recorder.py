@@ -1,5 +1,6 @@
 """Spans of computes and waits, on a clock that ticks with every mark."""
 
+import time
 from itertools import count
 
 import torch
@@ -52,10 +53,12 @@ def test_on_a_gpu_times_are_those_of_events(monkeypatch):
     synchronised = []
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: synchronised.append(True))
+    monkeypatch.setattr(time, "perf_counter", lambda: 100.0)
     recorder = Recorder(CudaClock())
+    synchronised.clear()
     compute = Compute(Action(1, Kind.B, 0))
     recorder.begin(compute)
     recorder.end(compute)
     assert not synchronised, "nothing waits for the GPU while the list runs"
-    assert recorder.spans() == [(0.25, 0.5, "1B0")]
+    assert recorder.spans() == [(100.25, 100.5, "1B0")]
     assert synchronised

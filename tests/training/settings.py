@@ -108,6 +108,7 @@ SETTINGS = {
     "unequal-tokens": Setting(module=MASKED),
     "per-token-loss": Setting(flags=("--calculate-per-token-loss",), module=MASKED),
     "two-tuple-loss": Setting(module=MASKED, environment=(("LOSS_RETURNS", "2"),)),
+    "two-schedule-calls": Setting(module="training.two_calls"),
     "batch-ramp-up": Setting(
         flags=("--rampup-batch-size", "1", "1", "12"), microbatches=4, iterations=7
     ),

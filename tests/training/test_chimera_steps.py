@@ -99,6 +99,17 @@ def test_tokens_of_both_copies_are_counted(both, model):
     assert_same(ours, plain)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "optimizer", [(), ("--use-distributed-optimizer",)], ids=["plain", "sharded"]
+)
+def test_tensor_parallel_ranks_each_have_their_mirror(both, optimizer):
+    plain, ours = both(
+        *("--tensor-model-parallel-size", "2", *optimizer), ranks=4, microbatches=3, iterations=4
+    )
+    assert_same(ours, plain)
+
+
 @pytest.mark.parametrize(
     ("ranks", "flags", "words"),
     [

@@ -44,7 +44,8 @@ def test_chosen_steps_are_measured_and_drawn_beside_the_plan(launcher, tmp_path)
         ends |= {e.action: (e.start, e.end) for e in computes}
     for (stage, kind, microbatch), (start, _) in ends.items():
         if kind == "F" and stage:
-            assert start > ends[stage - 1, kind, microbatch][1], "clocks of ranks disagree"
+            # Clocks of ranks agree to half the time of a quick round trip.
+            assert start > ends[stage - 1, kind, microbatch][1] - 0.0005
     waits = [e.what for e in measured.events if e.action is None]
     transfers = [
         t for o in lower(schedule).programs[0] if isinstance(o, Exchange) for t in o.receives
