@@ -78,6 +78,10 @@ def forward_backward(pipeline: Pipeline, job: Job | None = None) -> Callable[...
         chunks = model if isinstance(model, list) else [model]
         iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator]
         config = get_model_config(chunks[0])
+        if (p2p_communicator is None) != (pg_collection is None):
+            raise ValueError(
+                "p2p_communicator and pg_collection must be given together or not at all"
+            )
         if pg_collection is None:
             pg_collection = schedules._build_default_pg_collection()
         _check(pipeline, config, chunks, iterators, adjust_tensor_shapes_fn)

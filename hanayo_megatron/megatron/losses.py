@@ -93,7 +93,7 @@ def _outline(value: Any, tensors: list[torch.Tensor]) -> Any:
     if isinstance(value, dict):
         return {key: _outline(item, tensors) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_outline(item, tensors) for item in value)
+        return _like(value, [_outline(item, tensors) for item in value])
     return value
 
 
@@ -114,8 +114,14 @@ def _filled(outline: Any, tensors: Any) -> Any:
     if isinstance(outline, dict):
         return {key: _filled(item, tensors) for key, item in outline.items()}
     if isinstance(outline, (list, tuple)):
-        return type(outline)(_filled(item, tensors) for item in outline)
+        return _like(outline, [_filled(item, tensors) for item in outline])
     return outline
+
+
+def _like(sequence: list | tuple, items: list) -> list | tuple:
+    """The items in a sequence of the same type, named tuples included."""
+    kind = type(sequence)
+    return kind(*items) if hasattr(sequence, "_fields") else kind(items)
 
 
 def _by_dtype(tensors: list[torch.Tensor]) -> dict[torch.dtype, list[torch.Tensor]]:

@@ -207,3 +207,17 @@ def test_no_tensor_is_moved_between_devices(run_step, monkeypatch):
 
     monkeypatch.setattr(torch.Tensor, "to", moved)
     run_step("hanayo", 2, 2)
+
+
+def test_one_of_communicator_and_groups_is_refused_as_by_megatron():
+    step = module.forward_backward(Pipeline("1f1b", ScheduleSpec(pp=2, microbatches=1)))
+    with pytest.raises(ValueError, match="together or not at all"):
+        step(
+            forward_step_func=forward_step,
+            data_iterator=[iter(())],
+            model=[Stage(0, None, ModelParallelConfig())],
+            num_microbatches=1,
+            seq_length=SEQUENCE,
+            micro_batch_size=BATCH,
+            p2p_communicator=object(),
+        )

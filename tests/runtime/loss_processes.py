@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.distributed as dist
 
 from hanayo_megatron.megatron.losses import Outlines, move_to_rank
 
 
+class Counted(NamedTuple):
+    tokens: torch.Tensor
+    unit: str
+    limit: int
+
+
 def losses_of(step: int) -> list:
     """What a last stage may have collected; the structure changes in step 2."""
     entry = {
         "lm loss": torch.tensor([1.5 * step, 32.0]),
-        "count": (torch.tensor(step), "text", 7),
+        "count": Counted(torch.tensor(step), "text", 7),
     }
     return [entry, {"lm loss": torch.tensor([[0.25 * step]], dtype=torch.bfloat16)}][
         : 1 + step // 2
