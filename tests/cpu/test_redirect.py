@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -16,7 +16,7 @@ from megatron_runs.launcher import python_environment
 
 
 def redirected(check: Callable[[], None]) -> Callable[[], None]:
-    """Run a test in a child of its own: what it redirects cannot be taken back."""
+    """Run a test in a new Python: what it redirects cannot be taken back."""
 
     def child() -> None:
         os.environ["LOCAL_WORLD_SIZE"] = "4"
@@ -26,12 +26,21 @@ def redirected(check: Callable[[], None]) -> Callable[[], None]:
         check()
 
     def test() -> None:
-        process = multiprocessing.get_context("fork").Process(target=child)
-        process.start()
-        process.join(timeout=60)
-        assert process.exitcode == 0
+        here = Path(__file__)
+        code = f"import {here.stem}; {here.stem}.{check.__name__}.child()"
+        environment = python_environment()
+        environment["PYTHONPATH"] += os.pathsep + str(here.parent)
+        run = subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert run.returncode == 0, run.stderr
 
     test.__name__, test.__doc__ = check.__name__, check.__doc__
+    test.child = child
     return test
 
 
