@@ -12,6 +12,7 @@ from megatron.core.utils import get_attr_wrapped_model
 
 from hanayo_megatron.megatron.hooks import Hook
 from hanayo_megatron.megatron.pipeline import Pipeline
+from hanayo_megatron.megatron.swap import swap_with
 
 
 def embedding_hooks(pipeline: Pipeline) -> list[Hook]:
@@ -80,9 +81,9 @@ def sum_shared_gradients(pipeline: Pipeline, model: list[torch.nn.Module]) -> No
         first.add_(last)
         last.copy_(first)
     elif first is not None:
-        _add_from_peer(first, pipeline.placement.rank_of[-1])
+        first.add_(swap_with(pipeline.placement.rank_of[-1], first))
     elif last is not None:
-        _add_from_peer(last, pipeline.placement.rank_of[0])
+        last.add_(swap_with(pipeline.placement.rank_of[0], last))
 
 
 def _shared_weights(
@@ -107,15 +108,3 @@ def _gradient(weight: torch.nn.Parameter | None) -> torch.Tensor | None:
     if weight is None:
         return None
     return weight.main_grad if hasattr(weight, "main_grad") else weight.grad
-
-
-def _add_from_peer(gradient: torch.Tensor, peer: int) -> None:
-    group = parallel_state.get_pipeline_model_parallel_group()
-    theirs = torch.empty_like(gradient)
-    operations = [
-        dist.P2POp(dist.isend, gradient, group=group, group_peer=peer),
-        dist.P2POp(dist.irecv, theirs, group=group, group_peer=peer),
-    ]
-    for work in dist.batch_isend_irecv(operations):
-        work.wait()
-    gradient.add_(theirs)

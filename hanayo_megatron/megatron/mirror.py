@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
+from hanayo_megatron.megatron.swap import swap_with
 from hanayo_megatron.runtime.communicators import timeout_of
 
 
@@ -22,16 +23,7 @@ def is_mirror_image() -> bool:
 def swap_with_mirror(tensor: torch.Tensor) -> torch.Tensor:
     """The mirror's tensor of the same shape and type, in exchange for this rank's."""
     group = parallel_state.get_pipeline_model_parallel_group()
-    peer = group.size() - 1 - group.rank()
-    mine = tensor.detach().contiguous()
-    theirs = torch.empty_like(mine)
-    operations = [
-        dist.P2POp(dist.isend, mine, group=group, group_peer=peer),
-        dist.P2POp(dist.irecv, theirs, group=group, group_peer=peer),
-    ]
-    for work in dist.batch_isend_irecv(operations):
-        work.wait()
-    return theirs
+    return swap_with(group.size() - 1 - group.rank(), tensor)
 
 
 class MirrorGroups:
