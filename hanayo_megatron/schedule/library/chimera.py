@@ -1,6 +1,6 @@
 """Chimera: two copies of the model, one down the ranks and one up (Li and Hoefler, SC'21)."""
 
-from hanayo_megatron.schedule.fastest import fastest, repeated_blocks
+from hanayo_megatron.schedule.fastest import fastest_blocks
 from hanayo_megatron.schedule.memory import live_limit
 from hanayo_megatron.schedule.placement import bidirectional
 from hanayo_megatron.schedule.registry import register_schedule
@@ -47,14 +47,4 @@ def _chimera(name: str, spec: ScheduleSpec, *, own_limit: int) -> Schedule:
         )
     placement = bidirectional(spec.pp)
     max_live = live_limit(name, spec, placement, own=own_limit, least=2)
-    ways = repeated_blocks(
-        placement, num_microbatches=spec.microbatches, costs=spec.costs, max_live=max_live
-    )
-    run = fastest(
-        ways,
-        placement,
-        num_microbatches=spec.microbatches,
-        costs=spec.costs,
-        max_live=max_live,
-    )
-    return Schedule(name, placement, spec.microbatches, run.orders)
+    return fastest_blocks(name, spec, placement, max_live=max_live)

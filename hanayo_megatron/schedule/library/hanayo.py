@@ -1,6 +1,6 @@
 """Hanayo waves (Liu et al., SC'23): one pipeline that changes direction instead of two replicas."""
 
-from hanayo_megatron.schedule.fastest import fastest, repeated_blocks
+from hanayo_megatron.schedule.fastest import fastest_blocks
 from hanayo_megatron.schedule.memory import live_limit
 from hanayo_megatron.schedule.placement import wave
 from hanayo_megatron.schedule.registry import register_schedule
@@ -25,18 +25,4 @@ def wave_schedule(name: str, spec: ScheduleSpec, *, split_backward: bool) -> Sch
     """Fastest repetition of greedy blocks on ``spec.waves`` waves, within P·M_a or the limit."""
     placement = wave(spec.pp, spec.waves)
     max_live = live_limit(name, spec, placement, own=spec.pp, least=1)
-    ways = repeated_blocks(
-        placement,
-        num_microbatches=spec.microbatches,
-        costs=spec.costs,
-        max_live=max_live,
-        split_backward=split_backward,
-    )
-    run = fastest(
-        ways,
-        placement,
-        num_microbatches=spec.microbatches,
-        costs=spec.costs,
-        max_live=max_live,
-    )
-    return Schedule(name, placement, spec.microbatches, run.orders)
+    return fastest_blocks(name, spec, placement, max_live=max_live, split_backward=split_backward)
