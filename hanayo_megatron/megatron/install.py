@@ -25,6 +25,7 @@ from hanayo_megatron.megatron.pipeline import Pipeline
 from hanayo_megatron.megatron.plan_fields import plan_fields
 from hanayo_megatron.megatron.replica_arguments import chunks_named
 from hanayo_megatron.megatron.replicas import replica_hooks
+from hanayo_megatron.megatron.skipped_steps import skipping_hook
 from hanayo_megatron.megatron.stages import stage_hooks
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ def hook_megatron(pipeline: Pipeline, job: Job | None = None) -> list[Replacemen
             *hybrid_hooks(pipeline),
             *(replica_hooks() if pipeline.placement.replicas > 1 else ()),
             *memory_hooks(pipeline),
+            skipping_hook(),
         ]
     )
 

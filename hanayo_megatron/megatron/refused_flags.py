@@ -25,7 +25,6 @@ REFUSED: Mapping[str, str] = {
     "overlap_param_gather_with_optimizer_step": (
         "it needs Megatron's legacy checkpoints, which belong to one split of the model"
     ),
-    "iterations_to_skip": "Megatron reads one data iterator to skip, a pipeline has one a chunk",
     "logits_save_dir": "Megatron saves the logits of the last rank's last chunk",
     "logits_load_dir": "Megatron compares with the logits of the last rank's last chunk",
     "perform_rl_step": "its rollouts run Megatron's inference, which knows Megatron's layout only",

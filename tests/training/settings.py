@@ -17,6 +17,7 @@ class Setting:
         module: what is run instead of it from the checkpoint on.
         reference: flags of the plain run that this one must equal; None: ``flags``.
         shows: values that Megatron must log, other than 0.
+        skipped: how many of the iterations Megatron leaves out.
     """
 
     flags: tuple[str, ...] = ()
@@ -31,6 +32,7 @@ class Setting:
     environment: tuple[tuple[str, str], ...] = ()
     reference: tuple[str, ...] | None = None
     shows: tuple[str, ...] = ()
+    skipped: int = 0
 
     @property
     def plain(self) -> Setting:
@@ -114,6 +116,7 @@ SETTINGS = {
     ),
     "fewer-microbatches-than-ranks": Setting(microbatches=3, pp=4, ranks=4, layers=16),
     "one-microbatch": Setting(microbatches=1),
+    "skipped-steps": Setting(flags=("--iterations-to-skip", "2", "4"), iterations=5, skipped=2),
     "larger-microbatches": Setting(flags=("--micro-batch-size", "2"), microbatches=6),
     "gqa-rope-swiglu-rmsnorm": Setting(
         model=(

@@ -66,6 +66,23 @@ def test_batches_that_grow_from_one_microbatch(both):
     assert_same(ours, plain)
 
 
+def test_steps_with_a_bad_result_are_left_out(both, tmp_path):
+    """Both copies pass over the data of a step that failed on one rank in two jobs."""
+    tracker = tmp_path / "rejected.txt"
+    tracker.write_text(
+        "".join(
+            f"ts=1 node=a device=0 jobID={job} rank=1 iteration={step} status=rerun_disabled "
+            "result=nan message='the loss is NaN'\n"
+            for job in ("first", "second")
+            for step in (2, 4)
+        )
+    )
+    flags = ("--result-rejected-tracker-filename", str(tracker))
+    plain, ours = both(*flags, ranks=2, microbatches=3, iterations=6)
+    assert [step["iteration"] for step in plain.iterations] == [1, 3, 5, 6]
+    assert_same(ours, plain)
+
+
 @pytest.mark.parametrize(
     ("dp", "flags"),
     [
