@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,16 +14,35 @@ import torch.distributed as dist
 from hanayo_megatron.megatron.host_network import hosts_of
 
 _DIGEST_BYTES = 16
+_REMEMBERED = 8
 
 
 class Outlines:
-    """Structures of losses that went between two ranks before, by digest.
+    """Pickled structures of losses that went from one rank to another lately, by digest.
 
-    The same structure comes step after step. It is sent once; afterwards its digest is enough.
+    The same few come step after step: they are sent once, afterwards the digest is enough. Both
+    ranks remember and forget the same ones, as they see them in one order.
     """
 
     def __init__(self) -> None:
-        self.known: dict[bytes, Any] = {}
+        self._of_pair: dict[tuple[int, int], OrderedDict[bytes, bytes]] = defaultdict(OrderedDict)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._of_pair.values()))
+
+    def find(self, pair: tuple[int, int], digest: bytes) -> bytes | None:
+        """What the pair, source and target, remembers."""
+        known = self._of_pair[pair]
+        if digest in known:
+            known.move_to_end(digest)
+        return known.get(digest)
+
+    def keep(self, pair: tuple[int, int], digest: bytes, pickled: bytes) -> None:
+        """Remember a structure in place of the one that was not used for longest."""
+        known = self._of_pair[pair]
+        known[digest] = pickled
+        if len(known) > _REMEMBERED:
+            known.popitem(last=False)
 
 
 def collect_on_rank(
@@ -156,12 +175,13 @@ def _receive_tensors(
 def _send_outline(
     outline: Any, *, target: int, group: dist.ProcessGroup, outlines: Outlines
 ) -> None:
+    pair = (group.rank(), target)
     pickled = pickle.dumps(outline)
     digest = hashlib.blake2b(pickled, digest_size=_DIGEST_BYTES).digest()
     dist.send(_bytes(digest), group=group, group_dst=target)
-    if digest in outlines.known:
+    if outlines.find(pair, digest) is not None:
         return
-    outlines.known[digest] = outline
+    outlines.keep(pair, digest, pickled)
     dist.send(torch.tensor([len(pickled)]), group=group, group_dst=target)
     dist.send(_bytes(pickled), group=group, group_dst=target)
 
@@ -169,14 +189,16 @@ def _send_outline(
 def _receive_outline(*, source: int, group: dist.ProcessGroup, outlines: Outlines) -> Any:
     received = torch.empty(_DIGEST_BYTES, dtype=torch.uint8)
     dist.recv(received, group=group, group_src=source)
-    digest = bytes(received.tolist())
-    if digest not in outlines.known:
+    pair, digest = (source, group.rank()), bytes(received.tolist())
+    pickled = outlines.find(pair, digest)
+    if pickled is None:
         length = torch.empty(1, dtype=torch.int64)
         dist.recv(length, group=group, group_src=source)
-        pickled = torch.empty(length.item(), dtype=torch.uint8)
-        dist.recv(pickled, group=group, group_src=source)
-        outlines.known[digest] = pickle.loads(bytes(pickled.tolist()))
-    return outlines.known[digest]
+        content = torch.empty(length.item(), dtype=torch.uint8)
+        dist.recv(content, group=group, group_src=source)
+        pickled = bytes(content.tolist())
+        outlines.keep(pair, digest, pickled)
+    return pickle.loads(pickled)
 
 
 def _bytes(data: bytes) -> torch.Tensor:

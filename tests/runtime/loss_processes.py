@@ -49,3 +49,27 @@ def move_losses(rank: int, source: int, target: int) -> list:
         )
         steps.append((got, list(messages)))
     return steps
+
+
+def move_from_two(rank: int) -> tuple[list, int]:
+    """What rank 2 got of ranks 0 and 1 in 20 steps, and how many structures are remembered.
+
+    Both send the same structure; a number in it that is no tensor changes from step to step.
+    """
+    torch.cuda.current_device = lambda: "cpu"
+    outlines = Outlines()
+    steps = []
+    for step in range(20):
+        got = []
+        for source in (0, 1):
+            values = [{"loss": torch.tensor(10 * step + rank), "step": step}]
+            moved = move_to_rank(
+                values if rank == source else [],
+                source=source,
+                target=2,
+                group=dist.group.WORLD,
+                outlines=outlines,
+            )
+            got += [(entry["loss"].item(), entry["step"]) for entry in moved]
+        steps.append(got)
+    return steps, len(outlines)

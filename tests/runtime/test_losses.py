@@ -3,7 +3,7 @@
 import pytest
 import torch
 from gloo_processes import run_ranks
-from loss_processes import losses_of, move_losses
+from loss_processes import losses_of, move_from_two, move_losses
 
 
 def equal(one, other):
@@ -28,3 +28,11 @@ def test_values_arrive_with_their_types_and_without_headers_from_the_second_time
     assert counts == [[1 + 2 + 2, 1 + 2, 1 + 3 + 2, 1 + 2, 1 + 3]] * 2
     bystander = ({0, 1, 2} - {source, target}).pop()
     assert results[bystander] == [([], [])] * 5
+
+
+def test_each_pair_of_ranks_remembers_the_last_few_structures_that_went_between_the_two():
+    results = run_ranks(move_from_two, 3, timeout=60)
+    steps, remembered = results[2]
+    assert steps == [[(10 * step, step), (10 * step + 1, step)] for step in range(20)]
+    assert remembered == 2 * 8
+    assert [count for _, count in results[:2]] == [8, 8]
