@@ -53,6 +53,12 @@ _CHOICES: Mapping[str, tuple[tuple[str | None, ...], str]] = {
 }
 """The values that work, and why no others do."""
 
+_WEIGHT_SHARDS = {
+    "tensor_parallel_num_weight_shards": "tensor_model_parallel_size",
+    "expert_tensor_parallel_num_weight_shards": "expert_tensor_parallel_size",
+}
+"""By flag, the size that means ordinary tensor parallelism."""
+
 
 def refuse_flags(args: argparse.Namespace, chosen: str) -> None:
     """Raise ScheduleError for the first flag that does not work with ``chosen``, with the reason.
@@ -72,6 +78,14 @@ def refuse_flags(args: argparse.Namespace, chosen: str) -> None:
             raise ScheduleError(
                 f"{_flag(name)} {value} does not work with {chosen}: {reason}. Use "
                 f"{_flag(name)} {allowed[0]}, or drop {chosen}"
+            )
+    for name, unsharded in _WEIGHT_SHARDS.items():
+        size = getattr(args, unsharded, None) or args.tensor_model_parallel_size
+        shards = getattr(args, name, None)
+        if shards not in (None, size):
+            raise ScheduleError(
+                f"{_flag(name)} {shards} does not work with {chosen}: Megatron gathers the shards "
+                "in one order, which several chunks on a rank do not keep. Drop one of them"
             )
 
 

@@ -163,6 +163,16 @@ REFUSED = [
         {"ckpt_format": "torch"},
         ["--ckpt-format torch does not work", "Use --ckpt-format torch_dist"],
     ),
+    (
+        HANAYO,
+        {"tensor_parallel_num_weight_shards": 4, "tensor_model_parallel_size": 2},
+        ["--tensor-parallel-num-weight-shards 4 does not work", "one order"],
+    ),
+    (
+        HANAYO,
+        {"expert_tensor_parallel_num_weight_shards": 2},
+        ["--expert-tensor-parallel-num-weight-shards 2 does not work"],
+    ),
     (HANAYO, {"overlap_moe_expert_parallel_comm": True}, ["--overlap-moe-expert-parallel-comm"]),
     (HANAYO, {"load": "/gone", "finetune": True}, ["--load /gone", "no checkpoint", "--finetune"]),
     (
@@ -181,11 +191,20 @@ def test_refusals_name_the_values(flags, megatron, words):
         assert word in str(refusal.value)
 
 
-@pytest.mark.parametrize("name", REFUSED_FLAGS)
+def test_weights_in_as_many_shards_as_tensor_parallel_ranks_are_plain_ones():
+    resolve_pipeline(
+        parsed(*HANAYO, tensor_parallel_num_weight_shards=2, tensor_model_parallel_size=2)
+    )
+
+
+SHARDS = ("tensor_parallel_num_weight_shards", "expert_tensor_parallel_num_weight_shards")
+
+
+@pytest.mark.parametrize("name", [*REFUSED_FLAGS, *SHARDS, "cuda_graph_impl", "ckpt_format"])
 def test_refused_flags_exist_in_megatron(name):
     """A renamed flag would be refused no more, without a word."""
     parser = add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
     assert name in {action.dest for action in parser._actions}
-    args = parsed(*HANAYO, **{name: True})
-    with pytest.raises(ScheduleError, match=f"--{name.replace('_', '-')} does not work with"):
+    args = parsed(*HANAYO, **{name: 3})
+    with pytest.raises(ScheduleError, match=f"--{name.replace('_', '-')} (3 )?does not work with"):
         resolve_pipeline(args)
