@@ -135,7 +135,17 @@ def _dataset_config(args: argparse.Namespace) -> GPTDatasetConfig:
 def _reads_data(vp_stage: int | None) -> bool:
     if parallel_state.get_tensor_model_parallel_rank() != 0:
         return False
-    return is_first_or_last_pipeline_stage(vp_stage) or _predicts_more_tokens(vp_stage)
+    return (
+        is_first_or_last_pipeline_stage(vp_stage)
+        or _predicts_more_tokens(vp_stage)
+        or _masks_documents()
+    )
+
+
+def _masks_documents() -> bool:
+    """Whether every layer needs the data's mask, without which a token sees other documents."""
+    args = get_args()
+    return args.reset_attention_mask and args.transformer_impl == "local"
 
 
 def _predicts_more_tokens(vp_stage: int | None) -> bool:
@@ -153,8 +163,8 @@ def _get_batch(data_iterator: Iterator, model: torch.nn.Module) -> dict[str, tor
     args = get_args()
     is_first = get_attr_wrapped_model(model, "pre_process")
     is_last = get_attr_wrapped_model(model, "post_process")
-    predicts_more = get_attr_wrapped_model(model, "mtp_process")
-    if not (is_first or is_last or predicts_more):
+    needs_all = get_attr_wrapped_model(model, "mtp_process") or _masks_documents()
+    if not (is_first or is_last or needs_all):
         return dict.fromkeys(_BATCH_KEYS)
 
     batch: dict[str, torch.Tensor | None] = {}
@@ -175,7 +185,7 @@ def _get_batch(data_iterator: Iterator, model: torch.nn.Module) -> dict[str, tor
         tp_rank=tp_rank,
         micro_batch_size=args.micro_batch_size,
         seq_length=args.seq_length,
-        mtp_on_this_rank=predicts_more,
+        mtp_on_this_rank=needs_all,
         pipeline_model_parallel_size=args.pipeline_model_parallel_size,
         is_pipeline_first_stage=is_first,
         is_pipeline_last_stage=is_last,

@@ -108,6 +108,7 @@ def resolve_pipeline(args: argparse.Namespace) -> Pipeline | None:
     pipeline = Pipeline(name, spec)
     check_replica_flags(args, pipeline)
     _lay_out(args, pipeline)
+    _warn_of_masks(args, pipeline)
     return pipeline
 
 
@@ -218,6 +219,17 @@ def _check_layout(args: argparse.Namespace, pipeline: Pipeline) -> None:
         raise ScheduleError(
             f"--pipeline-model-parallel-layout {layout} has multi-token prediction (m) outside of "
             "the last stage; put it there, before L"
+        )
+
+
+def _warn_of_masks(args: argparse.Namespace, pipeline: Pipeline) -> None:
+    """Transformer Engine takes no notice of the masks; Megatron's plain layers do."""
+    masks = getattr(args, "reset_attention_mask", False) and args.transformer_impl == "local"
+    if masks and pipeline.placement.model_stages > 2 and args.rank == 0:
+        logger.warning(
+            "--reset-attention-mask works in stages for which forward_step reads the data: all of "
+            "them in hanayo_megatron.pretrain_gpt, only the first and the last one in "
+            "Megatron-LM's scripts, in whose other stages tokens see other documents"
         )
 
 

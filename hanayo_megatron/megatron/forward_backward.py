@@ -213,11 +213,7 @@ def _readers(
         ]
         if iterators[chunk] is not None and wanted != list(range(total)):
             readers[chunk] = MicrobatchReader(
-                iterators[chunk],
-                chunk=chunk,
-                wanted=wanted,
-                total=total,
-                reads_data=placement.is_first(stage) or placement.is_last(stage),
+                iterators[chunk], chunk=chunk, wanted=wanted, total=total
             )
     return readers
 

@@ -35,16 +35,14 @@ class MicrobatchReader:
 
     The iterator below yields microbatches 0..M-1 of the step in order. Those that come before the
     one that is asked for are kept if the chunk runs them later, and dropped otherwise: another
-    replica of the model reads them. Every step takes M items, or none where the chunk reads no
-    data.
+    replica of the model reads them. Every step takes M items, also one in which the chunk runs
+    nothing.
 
     Args:
         iterator: Megatron's own for the chunk.
         chunk: whose iterator it is, for messages.
         wanted: microbatches that the chunk runs, in any order.
         total: M.
-        reads_data: whether the chunk is the first or the last of the model, so that steps in which
-            it runs nothing count too.
     """
 
     def __init__(
@@ -54,13 +52,11 @@ class MicrobatchReader:
         chunk: int,
         wanted: Sequence[int],
         total: int,
-        reads_data: bool,
     ) -> None:
         self._iterator = iterator
         self._chunk = chunk
         self._wanted = set(wanted)
         self._total = total
-        self._reads_data = reads_data
         self._position = 0
         self._kept: dict[int, Any] = {}
         self._selected: int | None = None
@@ -85,10 +81,9 @@ class MicrobatchReader:
 
     def finish(self) -> None:
         """Leave the iterator below at the start of the next step."""
-        if self._position > 0 or self._reads_data:
-            while self._position < self._total:
-                with explaining_end_of_data(self._chunk, self._position):
-                    self._read()
+        while self._position < self._total:
+            with explaining_end_of_data(self._chunk, self._position):
+                self._read()
 
     def _read(self) -> None:
         item = next(self._iterator)

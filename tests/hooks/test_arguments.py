@@ -197,6 +197,14 @@ def test_weights_in_as_many_shards_as_tensor_parallel_ranks_are_plain_ones():
     )
 
 
+def test_masks_that_scripts_may_not_read_everywhere_are_named(caplog):
+    masks = {"reset_attention_mask": True, "transformer_impl": "local"}
+    resolve_pipeline(parsed("--pipeline-schedule", "1f1b", **masks, pipeline_model_parallel_size=2))
+    assert not caplog.messages
+    resolve_pipeline(parsed(*HANAYO, **masks))
+    assert "--reset-attention-mask works in stages" in caplog.messages[0]
+
+
 SHARDS = ("tensor_parallel_num_weight_shards", "expert_tensor_parallel_num_weight_shards")
 
 

@@ -10,7 +10,7 @@ from hanayo_megatron.megatron.microbatch_data import (
 
 
 def reader(items, wanted, total=4):
-    return MicrobatchReader(iter(items), chunk=1, wanted=wanted, total=total, reads_data=True)
+    return MicrobatchReader(iter(items), chunk=1, wanted=wanted, total=total)
 
 
 def read(chunk_reader, microbatch):
@@ -20,9 +20,15 @@ def read(chunk_reader, microbatch):
 
 def test_items_come_in_the_order_asked_for_and_the_rest_is_dropped():
     items = iter(range(10))
-    odd = MicrobatchReader(items, chunk=0, wanted=[3, 1], total=4, reads_data=True)
+    odd = MicrobatchReader(items, chunk=0, wanted=[3, 1], total=4)
     assert [read(odd, 3), read(odd, 1)] == [3, 1]
     odd.finish()
+    assert next(items) == 4
+
+
+def test_a_step_in_which_the_chunk_runs_nothing_passes_over_its_data():
+    items = iter(range(10))
+    MicrobatchReader(items, chunk=0, wanted=[], total=4).finish()
     assert next(items) == 4
 
 

@@ -1,6 +1,7 @@
 """Chimera follows Megatron where a step is not like the one before, and where there are experts."""
 
 import pytest
+from growing import growing
 
 from megatron_runs import tiny_gpt
 
@@ -42,19 +43,6 @@ def assert_same(ours, plain, *more):
         values = [[step[name] for step in run.iterations] for run in (ours, plain)]
         assert values[0] == pytest.approx(values[1], rel=1e-5)
         assert all(values[0])
-
-
-def growing(*flags, **settings):
-    """Batches of 1, 2, 3 and then 4 microbatches; thresholds are tokens, 32 a sample."""
-    arguments = tiny_gpt(*flags, **settings)
-    for name in ("--train-iters", "--lr-decay-iters", "--global-batch-size"):
-        index = arguments.index(name)
-        del arguments[index : index + 2]
-    return [
-        *arguments,
-        *("--train-samples", "20", "--lr-decay-samples", "1000"),
-        *("--step-batch-size-schedule", "0:1 64:2 192:3 384:4"),
-    ]
 
 
 def test_batches_that_grow_from_one_microbatch(both):
