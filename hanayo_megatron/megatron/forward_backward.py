@@ -84,18 +84,24 @@ def forward_backward(pipeline: Pipeline, job: Job | None = None) -> Callable[...
             )
         if pg_collection is None:
             pg_collection = schedules._build_default_pg_collection()
-        _check(pipeline, config, chunks, iterators, adjust_tensor_shapes_fn)
+        _check(pipeline, config, chunks, iterators)
         job.progress.note("comparing the number of microbatches with all ranks")
         agree_on_microbatches(num_microbatches)
         lowered = pipeline.lowered(num_microbatches, forward_only)
         readers = _readers(pipeline, lowered.schedule, iterators, pg_collection.pp.rank())
+        shape = _tensor_shape(config, pg_collection, seq_length, micro_batch_size)
+        if adjust_tensor_shapes_fn is not None:
+            # Called as Megatron does: models learn of their shapes by it.
+            known = () if config.variable_seq_lengths else shape
+            adjust_tensor_shapes_fn([known], [known])
         request = StepRequest(
             forward_step_func=forward_step_func,
             data_iterators=readers,
             model=chunks,
             config=config,
             num_microbatches=num_microbatches,
-            tensor_shape=_tensor_shape(config, pg_collection, seq_length, micro_batch_size),
+            tensor_shape=shape,
+            announces_shapes=config.variable_seq_lengths or adjust_tensor_shapes_fn is not None,
             cp_size=pg_collection.cp.size(),
             forward_only=forward_only,
             collect_non_loss_data=collect_non_loss_data,
@@ -142,7 +148,7 @@ def _step(
             parameter_sync=_parameter_sync(pipeline, lowered.schedule, request, rank),
         )
         transport = transport_for(pp_group, num_stages=placement.num_stages, pairs=job.pairs)
-        messenger = job.messenger(transport, worker, announce_shapes=config.variable_seq_lengths)
+        messenger = job.messenger(transport, worker, announce_shapes=request.announces_shapes)
         with job.executing(lowered, pp_group) as observers:
             Executor(
                 lowered, rank=rank, worker=worker, messenger=messenger, observers=observers
@@ -227,17 +233,11 @@ def _tensor_shape(
     return length, micro_batch_size, config.hidden_size
 
 
-def _check(
-    pipeline: Pipeline, config: Any, chunks: list, iterators: list, adjust: Callable | None
-) -> None:
+def _check(pipeline: Pipeline, config: Any, chunks: list, iterators: list) -> None:
     if not len(chunks) == len(iterators) == pipeline.num_chunks:
         raise ValueError(
             f"schedule {pipeline.name!r} needs {pipeline.num_chunks} model chunks and data "
             f"iterators on every rank, got {len(chunks)} and {len(iterators)}"
-        )
-    if adjust is not None:
-        raise ValueError(
-            f"adjust_tensor_shapes_fn is not supported with --pipeline-schedule {pipeline.name}"
         )
     if config.num_microbatches_with_partial_activation_checkpoints is not None:
         raise ValueError(

@@ -10,10 +10,12 @@ import torch
 from megatron.core.pipeline_parallel import schedules
 
 from hanayo_megatron.lowering.operation import Transfer
+from hanayo_megatron.megatron import several_tensors
 from hanayo_megatron.megatron.gradient_sync import GradientSync, ParameterSync
 from hanayo_megatron.megatron.microbatch_data import MicrobatchReader, explaining_end_of_data
 from hanayo_megatron.megatron.pipeline import Pipeline
 from hanayo_megatron.megatron.replica_gradients import ReplicaGradientSync, ReplicaParameterSync
+from hanayo_megatron.runtime.tensors import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,8 @@ class StepRequest:
     num_microbatches: int
     tensor_shape: tuple[int, int, int]
     """[s, b, h] of an activation between stages, after context and sequence parallel split."""
+    announces_shapes: bool
+    """Whether messages tell their shapes; otherwise a stage hands on one tensor of that shape."""
     cp_size: int
     forward_only: bool
     collect_non_loss_data: bool
@@ -62,13 +66,12 @@ class MegatronWorker:
         """What the loss function reported on this rank, by microbatch."""
         return self._collected
 
-    def forward(
-        self, stage: int, microbatch: int, input_tensor: torch.Tensor | None
-    ) -> torch.Tensor:
+    def forward(self, stage: int, microbatch: int, input_tensor: Tensors | None) -> Tensors:
         request = self._request
         chunk = self._placement.chunk_of[stage]
         self._parameter_sync.before_forward(chunk)
         collected: list = []
+        several = isinstance(input_tensor, tuple)
         data = request.data_iterators[chunk]
         if isinstance(data, MicrobatchReader):
             data.select(microbatch)
@@ -78,7 +81,7 @@ class MegatronWorker:
                 data,
                 request.model[chunk],
                 request.num_microbatches,
-                input_tensor,
+                list(input_tensor) if several else input_tensor,
                 collected,
                 request.config,
                 request.cp_size,
@@ -90,28 +93,32 @@ class MegatronWorker:
                 vp_stage=chunk if self._pipeline.num_chunks > 1 else None,
                 is_last_stage=self._placement.is_last(stage),
             )
+        if several:
+            (output,) = output  # Megatron wraps whatever comes of a list
         share = self._microbatches_of_replica[self._placement.replica_of(stage)]
         self._backwards_left.setdefault(stage, len(share))
         if self._placement.is_last(stage):
             self._collected[microbatch] = collected
             # Megatron's zero, for losses without a count, is on the host; moving it would wait.
             self.num_tokens += num_tokens
-        return output
+            return output
+        expected = None if request.announces_shapes else request.tensor_shape
+        return several_tensors.handed_on(output, expected=expected)
 
     def backward(
         self,
         stage: int,
         microbatch: int,
         *,
-        input_tensor: torch.Tensor | None,
-        output: torch.Tensor,
-        output_gradient: torch.Tensor | None,
-    ) -> torch.Tensor | None:
+        input_tensor: Tensors | None,
+        output: Tensors,
+        output_gradient: Tensors | None,
+    ) -> Tensors | None:
         self._backwards_left[stage] -= 1
         if self._backwards_left[stage] == 0:
             self._gradient_sync.before_last_backward(self._placement.chunk_of[stage])
         with self._pipeline.at_work(stage):
-            return schedules.backward_step(
+            return several_tensors.backward(
                 input_tensor, output, output_gradient, self._request.config
             )
 
@@ -122,11 +129,9 @@ class MegatronWorker:
             device=self._device,
         )
 
-    def free(self, output: torch.Tensor) -> None:
+    def free(self, output: Tensors) -> None:
         if not self._request.forward_only:
-            schedules.deallocate_output_tensor(
-                output, self._request.config.deallocate_pipeline_outputs
-            )
+            several_tensors.free(output, self._request.config)
 
     def sync_gradients(self, stage: int) -> None:
         self._gradient_sync.after_last_backward(self._placement.chunk_of[stage])
