@@ -107,7 +107,10 @@ def resolve_pipeline(args: argparse.Namespace) -> Pipeline | None:
     _check_used(name, spec, args)
     pipeline = Pipeline(name, spec)
     check_replica_flags(args, pipeline)
+    _check_validation_sets(args, pipeline)
     _lay_out(args, pipeline)
+    # It means nothing here, and without it Megatron refuses two ranks with several chunks.
+    args.overlap_p2p_comm = True
     _warn_of_masks(args, pipeline)
     return pipeline
 
@@ -219,6 +222,16 @@ def _check_layout(args: argparse.Namespace, pipeline: Pipeline) -> None:
         raise ScheduleError(
             f"--pipeline-model-parallel-layout {layout} has multi-token prediction (m) outside of "
             "the last stage; put it there, before L"
+        )
+
+
+def _check_validation_sets(args: argparse.Namespace, pipeline: Pipeline) -> None:
+    """Megatron takes a list of iterators either for chunks or for validation sets."""
+    if getattr(args, "multiple_validation_sets", False) and pipeline.num_chunks > 1:
+        raise ScheduleError(
+            "--multiple-validation-sets does not work with --pipeline-schedule "
+            f"{pipeline.name}, under which a rank has {pipeline.num_chunks} chunks: Megatron would "
+            "take the chunks' data iterators for those of the sets. Drop one of them"
         )
 
 

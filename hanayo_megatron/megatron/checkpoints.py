@@ -9,6 +9,7 @@ from typing import Any
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from megatron.training import get_args
+from megatron.training.checkpointing import CheckpointType
 
 from hanayo_megatron.errors import HanayoError
 from hanayo_megatron.megatron.hooks import Hook
@@ -28,7 +29,8 @@ def checkpoint_hooks() -> list[Hook]:
     different data-parallel groups only, under waves they are on one rank.
 
     And Megatron's default format of the distributed optimizer knows state by its position on a
-    rank, so that another schedule would give it to other layers of the same size.
+    rank, so that another schedule would give it to other layers of the same size. In its legacy
+    format it knows weights by their position, and leaves chunks that it finds none for as they are.
     """
     return [
         Hook(
@@ -41,6 +43,11 @@ def checkpoint_hooks() -> list[Hook]:
             "megatron.training.checkpointing:check_checkpoint_args",
             ("checkpoint_args",),
             _checking_placement,
+        ),
+        Hook(
+            "megatron.training.checkpointing:_load_base_checkpoint",
+            ("load_dir", "args"),
+            _refusing_legacy,
         ),
     ]
 
@@ -113,6 +120,22 @@ def _checking_placement(original: Callable) -> Callable:
         return original(checkpoint_args, *rest, **named)
 
     return check_checkpoint_args
+
+
+def _refusing_legacy(original: Callable) -> Callable:
+    def load_base_checkpoint(load_dir: str, *rest: Any, **named: Any) -> tuple:
+        """As Megatron's: state, name, whether it is a release, and the type found on disk."""
+        found = original(load_dir, *rest, **named)
+        if found[-1] is CheckpointType.LEGACY:
+            raise CheckpointError(
+                f"the checkpoint in {load_dir} has Megatron's legacy format, which belongs to one "
+                "split of the model. Load it under the schedule that saved it, without "
+                "--pipeline-schedule, with --ckpt-convert-format torch_dist and "
+                "--ckpt-convert-save, and train from what that writes"
+            )
+        return found
+
+    return load_base_checkpoint
 
 
 def _electing_one_copy(original: Callable) -> Callable:

@@ -27,10 +27,18 @@ REFUSED: Mapping[str, str] = {
     ),
     "logits_save_dir": "Megatron saves the logits of the last rank's last chunk",
     "logits_load_dir": "Megatron compares with the logits of the last rank's last chunk",
-    "perform_rl_step": "its rollouts run Megatron's inference, which knows Megatron's layout only",
+    "perform_rl_step": (
+        "its rollouts run Megatron's inference, which runs the first chunk of every rank only"
+    ),
+    "microbatch_group_size_per_vp_stage": (
+        "the schedule says in which order chunks run; breadth-first runs a chunk's microbatches in "
+        "one go"
+    ),
+    "use_ring_exchange_p2p": "the schedule brings its own transfers",
+    "inprocess_restart": "communicators for transfers are made once a process",
     "hybrid_override_pattern": "Megatron has renamed it; --hybrid-layer-pattern works",
     "decoder_num_layers": (
-        "models of an encoder and a decoder (T5) send two tensors between stages"
+        "the layers of models of an encoder and a decoder (T5) are not split over stages"
     ),
     "use_checkpoint_args": (
         "a checkpoint's pipeline layout belongs to the schedule that it was saved under"
@@ -41,7 +49,7 @@ REFUSED: Mapping[str, str] = {
 }
 """By Megatron's name of the argument: why no schedule of ours can have it."""
 
-_CHOICES: Mapping[str, tuple[tuple[str | None, ...], str]] = {
+CHOICES: Mapping[str, tuple[tuple[str | None, ...], str]] = {
     "cuda_graph_impl": (
         ("none", None),
         "graphs are captured in Megatron's own order of chunks",
@@ -49,6 +57,18 @@ _CHOICES: Mapping[str, tuple[tuple[str | None, ...], str]] = {
     "ckpt_format": (
         ("torch_dist",),
         "such checkpoints belong to one split of the model and load wrong layers under another",
+    ),
+    "ckpt_convert_format": (
+        ("torch_dist", None),
+        "such checkpoints belong to one split of the model and load wrong layers under another",
+    ),
+    "non_persistent_ckpt_type": (
+        ("global", None),
+        "every rank saves its own layers, and would load wrong ones under another schedule",
+    ),
+    "pipeline_model_parallel_comm_backend": (
+        ("nccl", None),
+        "transfers were written for NCCL and gloo",
     ),
 }
 """The values that work, and why no others do."""
@@ -72,7 +92,7 @@ def refuse_flags(args: argparse.Namespace, chosen: str) -> None:
             raise ScheduleError(
                 f"{_flag(name)} does not work with {chosen}: {reason}. Drop one of them"
             )
-    for name, (allowed, reason) in _CHOICES.items():
+    for name, (allowed, reason) in CHOICES.items():
         value = getattr(args, name, allowed[0])
         if value not in allowed:
             raise ScheduleError(
@@ -90,4 +110,6 @@ def refuse_flags(args: argparse.Namespace, chosen: str) -> None:
 
 
 def _flag(name: str) -> str:
+    if name == "microbatch_group_size_per_vp_stage":
+        return "--microbatch-group-size-per-virtual-pipeline-stage"
     return f"--{name.replace('_', '-')}"

@@ -14,15 +14,12 @@ _REFUSED = {
         "--overlap-param-gather-with-optimizer-step",
         "mirror ranks would gather their chunks in different orders",
     ),
-    "use_layer_wise_distributed_optimizer": (
-        "--use-layer-wise-distributed-optimizer",
-        "its layers are not shared out over both copies",
-    ),
     "use_torch_fsdp2": ("--use-torch-fsdp2", "its shards are not joined over both copies"),
     "init_model_with_meta_device": (
         "--init-model-with-meta-device",
         "the copies are made equal before weights are loaded",
     ),
+    "qk_clip": ("--qk-clip", "each copy's weights would be clipped by its own microbatches"),
     "log_params_norm": ("--log-params-norm", "Megatron would count every weight twice"),
     "mtp_num_layers": ("--mtp-num-layers", "further predictions were never tried with two copies"),
     "hybrid_layer_pattern": (
@@ -43,6 +40,15 @@ def check_replica_flags(args: argparse.Namespace, pipeline: Pipeline) -> None:
             (
                 f"--num-distributed-optimizer-instances {args.num_distributed_optimizer_instances}",
                 "optimizer state is shared out over both copies, which is one instance",
+            )
+        )
+    optimizer = getattr(args, "optimizer", "adam")
+    sharded = getattr(args, "use_distributed_optimizer", False)
+    if optimizer == "dist_muon" or (sharded and optimizer not in ("adam", "sgd")):
+        refused.append(
+            (
+                f"--optimizer {optimizer}{' --use-distributed-optimizer' if sharded else ''}",
+                "whole layers of its state are not shared out over both copies",
             )
         )
     if args.overlap_param_gather and not args.align_param_gather:

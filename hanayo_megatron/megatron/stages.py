@@ -118,7 +118,7 @@ def _building_stages(pipeline: Pipeline) -> Callable[[Any], Any]:
 
 
 def _check_is_one_stack(chunk: Any, pipeline: Pipeline) -> None:
-    """Stages of T5 and of models with a vision encoder exchange more than one tensor."""
+    """Layers are split over stages as one stack, not as T5's two or with a vision encoder's."""
     if hasattr(chunk, "add_encoder") or hasattr(chunk, "modality_submodules"):
         raise ScheduleError(
             f"--pipeline-schedule {pipeline.name} trains models of one stack of layers (GPT, "

@@ -27,7 +27,12 @@ def megatron(**given):
     [
         ({"num_distributed_optimizer_instances": 2}, "--num-distributed-optimizer-instances 2"),
         ({"overlap_param_gather_with_optimizer_step": True}, "with-optimizer-step"),
-        ({"use_layer_wise_distributed_optimizer": True}, "--use-layer-wise-distributed-optimizer"),
+        ({"optimizer": "dist_muon"}, "--optimizer dist_muon"),
+        (
+            {"optimizer": "muon", "use_distributed_optimizer": True},
+            "--optimizer muon --use-distributed-optimizer",
+        ),
+        ({"qk_clip": True}, "--qk-clip"),
         ({"use_torch_fsdp2": True}, "--use-torch-fsdp2"),
         ({"init_model_with_meta_device": True}, "--init-model-with-meta-device"),
         ({"log_params_norm": True}, "--log-params-norm"),
@@ -55,6 +60,8 @@ def test_refused_for_two_copies_only(given, flag):
 
 def test_the_rest_passes():
     check_replica_flags(megatron(overlap_param_gather=True), Pipeline("chimera", SPEC))
+    for given in ({"optimizer": "muon"}, {"optimizer": "sgd", "use_distributed_optimizer": True}):
+        check_replica_flags(megatron(**given), Pipeline("chimera", SPEC))
 
 
 @pytest.mark.parametrize(("name", "chunks"), [("chimera", 2), ("hanayo", None)])

@@ -69,6 +69,7 @@ def _replicated(*flags: str, reference: tuple[str, ...] = (), **more: object) ->
 SETTINGS = {
     "tensor-parallel": Setting(flags=("--tensor-model-parallel-size", "2"), ranks=4),
     "dp": _replicated(),
+    "dp-outside-of-pp": _replicated("--use-tp-pp-dp-mapping", "--no-overlap-p2p-communication"),
     "dp-overlap-grad-reduce": _replicated(*GRADIENTS),
     "dp-no-align-grad-reduce": _replicated(*GRADIENTS, "--no-align-grad-reduce"),
     "dp-distributed-optimizer": _replicated(*DISTRIBUTED, reference=DISTRIBUTED),

@@ -111,6 +111,35 @@ def test_optimizer_states_of_another_split_are_refused(train, launcher, tmp_path
 
 
 @pytest.mark.parametrize(
+    "chunks",
+    [
+        pytest.param((), id="1-chunk"),
+        pytest.param(
+            ("--num-virtual-stages-per-pipeline-rank", "2"), id="2-chunks", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_legacy_checkpoints_are_refused_until_they_are_converted(launcher, tmp_path, chunks):
+    """Megatron would take their weights for other layers of the same size, or load none at all."""
+    legacy, converted = tmp_path / "legacy", tmp_path / "converted"
+    pp = ("--pipeline-model-parallel-size", "2")
+    plain = (*pp, "--ckpt-format", "torch", *chunks)
+    save = ("--save", str(legacy), "--save-interval", "1000")
+    saved = launcher.run(tiny_gpt(*plain, *save, iterations=10), ranks=2).check()
+
+    arguments = tiny_gpt(*pp, *HANAYO, *start_from(legacy), iterations=1)
+    run = launcher.run(arguments, ranks=2, timeout=60, grace=30)
+    assert run.exit_codes == (1, 1)
+    assert all("has Megatron's legacy format" in text for text in run.stderr)
+
+    convert = ("--ckpt-convert-format", "torch_dist", "--ckpt-convert-save", str(converted))
+    launcher.run(tiny_gpt(*plain, *start_from(legacy), *convert, iterations=20), ranks=2)
+    arguments = tiny_gpt(*pp, *HANAYO, *start_from(converted / "torch_dist"), iterations=1)
+    run = launcher.run(arguments, ranks=2).check()
+    assert run.losses[0] < saved.losses[0] - 0.5
+
+
+@pytest.mark.parametrize(
     ("saved", "loaded"),
     [
         pytest.param((), ("--untie-embeddings-and-output-weights",), id="missing"),
