@@ -87,7 +87,10 @@ def forward_backward(pipeline: Pipeline, job: Job | None = None) -> Callable[...
         _check(pipeline, config, chunks, iterators)
         job.progress.note("comparing the number of microbatches with all ranks")
         agree_on_microbatches(num_microbatches)
-        lowered = pipeline.lowered(num_microbatches, forward_only)
+        if config.variable_seq_lengths or adjust_tensor_shapes_fn is not None:
+            lowered = pipeline.announced(num_microbatches, forward_only, job.communicator)
+        else:
+            lowered = pipeline.lowered(num_microbatches, forward_only)
         readers = _readers(pipeline, lowered.schedule, iterators, pg_collection.pp.rank())
         shape = _tensor_shape(config, pg_collection, seq_length, micro_batch_size)
         if adjust_tensor_shapes_fn is not None:
@@ -101,7 +104,6 @@ def forward_backward(pipeline: Pipeline, job: Job | None = None) -> Callable[...
             config=config,
             num_microbatches=num_microbatches,
             tensor_shape=shape,
-            announces_shapes=config.variable_seq_lengths or adjust_tensor_shapes_fn is not None,
             cp_size=pg_collection.cp.size(),
             forward_only=forward_only,
             collect_non_loss_data=collect_non_loss_data,
@@ -148,10 +150,13 @@ def _step(
             parameter_sync=_parameter_sync(pipeline, lowered.schedule, request, rank),
         )
         transport = transport_for(pp_group, num_stages=placement.num_stages, pairs=job.pairs)
-        messenger = job.messenger(transport, worker, announce_shapes=request.announces_shapes)
         with job.executing(lowered, pp_group) as observers:
             Executor(
-                lowered, rank=rank, worker=worker, messenger=messenger, observers=observers
+                lowered,
+                rank=rank,
+                worker=worker,
+                messenger=job.messenger(transport),
+                observers=observers,
             ).run()
 
     if finalize is not None:

@@ -2,41 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from megatron.core.pipeline_parallel import schedules
 from torch.autograd.graph import get_gradient_edge
 
-from hanayo_megatron.errors import OneRankError
 from hanayo_megatron.runtime.tensors import Tensors, parts
-
-
-class HandedOnError(OneRankError):
-    """A stage handed on tensors of shapes that the next one does not know."""
-
-
-def handed_on(output: Any, *, expected: Sequence[int] | None) -> Tensors:
-    """A stage's output as what is sent to the next one.
-
-    Args:
-        output: a tensor, or a list or tuple of them.
-        expected: the shape of the buffer that waits for it; None: any shapes may be sent.
-
-    Raises:
-        HandedOnError: it does not fit into the buffer.
-    """
-    several = isinstance(output, (list, tuple))
-    if expected is not None and (several or output.numel() != math.prod(expected)):
-        shapes = [list(tensor.shape) for tensor in (output if several else [output])]
-        raise HandedOnError(
-            f"a stage handed on tensors of shapes {shapes}, the next one expects one of "
-            f"{list(expected)}. Give the forward_backward function an adjust_tensor_shapes_fn, or "
-            "set the config's variable_seq_lengths: any shapes may be sent then"
-        )
-    return tuple(output) if several else output
 
 
 def free(output: Tensors, config: Any) -> None:

@@ -15,7 +15,7 @@ from hanayo_megatron.megatron.gradient_sync import GradientSync, ParameterSync
 from hanayo_megatron.megatron.microbatch_data import MicrobatchReader, explaining_end_of_data
 from hanayo_megatron.megatron.pipeline import Pipeline
 from hanayo_megatron.megatron.replica_gradients import ReplicaGradientSync, ReplicaParameterSync
-from hanayo_megatron.runtime.tensors import Tensors
+from hanayo_megatron.runtime.tensors import Tensors, TensorSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +29,6 @@ class StepRequest:
     num_microbatches: int
     tensor_shape: tuple[int, int, int]
     """[s, b, h] of an activation between stages, after context and sequence parallel split."""
-    announces_shapes: bool
-    """Whether messages tell their shapes; otherwise a stage hands on one tensor of that shape."""
     cp_size: int
     forward_only: bool
     collect_non_loss_data: bool
@@ -101,9 +99,7 @@ class MegatronWorker:
             self._collected[microbatch] = collected
             # Megatron's zero, for losses without a count, is on the host; moving it would wait.
             self.num_tokens += num_tokens
-            return output
-        expected = None if request.announces_shapes else request.tensor_shape
-        return several_tensors.handed_on(output, expected=expected)
+        return tuple(output) if isinstance(output, list) else output
 
     def backward(
         self,
@@ -122,12 +118,8 @@ class MegatronWorker:
                 input_tensor, output, output_gradient, self._request.config
             )
 
-    def empty(self, transfer: Transfer) -> torch.Tensor:
-        return torch.empty(
-            self._request.tensor_shape,
-            dtype=self._request.config.pipeline_dtype,
-            device=self._device,
-        )
+    def specs_of(self, transfer: Transfer) -> TensorSpec:
+        return TensorSpec(self._request.tensor_shape, self._request.config.pipeline_dtype)
 
     def free(self, output: Tensors) -> None:
         if not self._request.forward_only:

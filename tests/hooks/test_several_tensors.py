@@ -2,10 +2,9 @@
 
 from types import SimpleNamespace
 
-import pytest
 import torch
 
-from hanayo_megatron.megatron.several_tensors import HandedOnError, backward, free, handed_on
+from hanayo_megatron.megatron.several_tensors import backward, free
 
 CONFIG = SimpleNamespace(timers=None, grad_scale_func=None, deallocate_pipeline_outputs=True)
 
@@ -44,13 +43,3 @@ def test_a_loss_of_several_inputs_is_scaled():
     one, two = (torch.tensor(value, requires_grad=True) for value in (2.0, 3.0))
     config = SimpleNamespace(timers=None, grad_scale_func=lambda loss: 10 * loss)
     assert backward((one, two), one * two, None, config) == (30.0, 20.0)
-
-
-def test_tensors_that_the_next_stage_has_no_buffer_for_are_refused():
-    one = torch.ones(2, 3)
-    for output, shapes in (([one, one], "[[2, 3], [2, 3]]"), (torch.ones(2, 4), "[[2, 4]]")):
-        with pytest.raises(HandedOnError, match="adjust_tensor_shapes_fn") as refusal:
-            handed_on(output, expected=(2, 3))
-        assert f"of shapes {shapes}, the next one expects one of [2, 3]" in str(refusal.value)
-    assert handed_on(one, expected=(2, 3)) is one
-    assert handed_on([one, one], expected=None) == (one, one)
