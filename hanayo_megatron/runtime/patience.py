@@ -16,6 +16,7 @@ class Patience:
         silence_in_alarm: the same while some rank reports a lost connection.
         stranded: in one place of a step that another rank, which has ended, did not begin or left;
             the others may be about to run into the error that it ended by.
+        store: for an answer of the store.
         end: for the other ranks to end as well, on the rank that holds the store.
         interval: between two notices of a rank.
     """
@@ -24,5 +25,6 @@ class Patience:
     silence: float = 120.0
     silence_in_alarm: float = 4.0
     stranded: float = 4.0
+    store: float = 30.0
     end: float = 10.0
     interval: float = 1.0

@@ -7,7 +7,8 @@ lifeline to the next rank that has not ended. It ends the job if
 - the next rank's lifeline is cut: killed, crashed, or its machine is down;
 - a rank has ended by itself while the others go on;
 - another rank gave a reason to end the job;
-- the store of torch.distributed is gone, and with it the rank that holds it.
+- the store of torch.distributed is gone, and with it the rank that holds it; a second thread ends
+  the job if the store does not answer, which the first one would wait for.
 
 The thread that trains takes no part in this, so that nothing slows a step and a hang in native code
 does not matter. Of N ranks each makes four small requests a second to the store.
@@ -32,11 +33,11 @@ logger = logging.getLogger(__name__)
 
 
 class Watchdog:
-    """One rank's thread.
+    """One rank's threads.
 
     Args:
         board: shared by all ranks.
-        anchor: of this process; closed when the thread ends.
+        anchor: of this process; closed when the watchdog ends.
         rank, num_ranks: of the whole job.
         progress: of this rank.
         patience: how long to wait for what.
@@ -71,9 +72,14 @@ class Watchdog:
         self._alarmed = False
         self._failure: str | None = None
         self._thread = threading.Thread(target=self._run, name="pipeline-watchdog", daemon=True)
+        self._over = threading.Event()
+        self._store_thread = threading.Thread(
+            target=self._watch_store, name="pipeline-watchdog-store", daemon=True
+        )
 
     def start(self) -> None:
         self._thread.start()
+        self._store_thread.start()
 
     def fail(self, reason: str, *, lost_connection: bool) -> None:
         """The thread that trains has failed; call it before the process ends.
@@ -108,6 +114,7 @@ class Watchdog:
         except RuntimeError as error:  # what stores raise
             self._lost_store(error)
         finally:
+            self._over.set()
             self._anchor.close()
             self._neighbours.close()
 
@@ -194,6 +201,21 @@ class Watchdog:
             waiting = {r for r, n in notices.items() if n is None or n.phase is not Phase.ENDED}
             time.sleep(0.05)
 
+    def _watch_store(self) -> None:
+        """Counts its own rounds: time also passes while native code holds all threads up."""
+        interval, beat, rounds = self._patience.interval, 0, 0
+        while not self._over.wait(interval):
+            rounds = rounds + 1 if self._beat == beat else 0
+            beat = self._beat
+            if rounds * interval > self._patience.store:
+                self._tell(
+                    f"the store of torch.distributed has not answered for {rounds * interval:.0f} "
+                    "s: the machine of rank 0, or of the launcher that holds the store, is down or "
+                    "cannot be reached"
+                )
+                self._leave(1)
+                return
+
     def _lost_store(self, error: RuntimeError) -> None:
         """Normal only if this rank, too, is at its end."""
         if self._stop.wait(self._patience.silence_in_alarm):
@@ -204,10 +226,7 @@ class Watchdog:
         )
 
     def _end(self, reason: str) -> None:
-        text = f"hanayo_megatron: job ended on rank {self._rank}: {reason}\n"
-        sys.stdout.flush()
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        self._tell(reason)
         try:
             self._say(Phase.ENDED)
             if self._holds_store:
@@ -215,3 +234,8 @@ class Watchdog:
         except RuntimeError:
             logger.debug("the store ended first")
         self._leave(1)
+
+    def _tell(self, reason: str) -> None:
+        sys.stdout.flush()
+        sys.stderr.write(f"hanayo_megatron: job ended on rank {self._rank}: {reason}\n")
+        sys.stderr.flush()

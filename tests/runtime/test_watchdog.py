@@ -15,7 +15,7 @@ from hanayo_megatron.runtime.watchdog import Watchdog
 from hanayo_megatron.schedule import Action, Kind
 
 PATIENCE = Patience(
-    hang=1.5, silence=1.5, silence_in_alarm=0.5, stranded=0.5, end=0.5, interval=0.05
+    hang=1.5, silence=1.5, silence_in_alarm=0.5, stranded=0.5, store=0.6, end=0.5, interval=0.05
 )
 
 
@@ -32,6 +32,18 @@ class MuteBoard:
 
     def end_job(self, reason):
         pass
+
+
+class HungBoard(NoticeBoard):
+    """Every request is held up for a while, as if the machine of the store were down."""
+
+    def __init__(self, store):
+        super().__init__(store)
+        self.answers = threading.Event()
+
+    def put(self, rank, notice):
+        self.answers.wait()
+        super().put(rank, notice)
 
 
 class Rank:
@@ -161,6 +173,15 @@ def test_a_silent_rank_that_lives_has_the_patience_of_a_hang_in_a_step(ranks, ca
     assert ranks[0].left.wait(1.0) is mid_step
     text = capsys.readouterr().err
     assert ("rank 1 lives, but has not said anything for" in text) is mid_step
+
+
+def test_a_store_that_does_not_answer_ends_the_rank(ranks, capsys):
+    one_step(ranks)
+    ranks[1].watchdog._board = board = HungBoard(dist.HashStore())
+    assert not ranks[1].left.wait(PATIENCE.store - 0.2)
+    assert ranks[1].left.wait(2)
+    assert "rank 1: the store of torch.distributed has not answered" in capsys.readouterr().err
+    board.answers.set()
 
 
 def test_a_failure_reaches_the_others(ranks, capsys):
