@@ -135,8 +135,8 @@ def test_a_rank_is_gone_as_soon_as_its_lifeline_is_cut(ranks, capsys):
     one_step(ranks)
     ranks[1].watchdog._board = MuteBoard()
     ranks[1].anchor.close()
-    assert ranks[0].left.wait(0.4)
-    assert ranks[2].left.wait(0.4)
+    assert ranks[0].left.wait(1.0)
+    assert ranks[2].left.wait(1.0)
     text = capsys.readouterr().err
     assert "rank 1 is gone (killed, crashed, or its machine is down)" in text
     assert "The last it said: step 1: behind the pipeline's part of the step.\n" in text
