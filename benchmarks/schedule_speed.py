@@ -10,10 +10,10 @@ import argparse
 import time
 from collections.abc import Callable
 
-from hanayo_megatron.lowering.lower import lower
 from hanayo_megatron.schedule.registry import build_schedule
 from hanayo_megatron.schedule.schedule import ScheduleSpec
 from hanayo_megatron.schedule.verify import verify
+from hanayo_megatron.simulate.prefetch import lower_with_least_buffers
 from hanayo_megatron.simulate.simulate import simulate
 from hanayo_megatron.simulate.tables import table
 
@@ -34,7 +34,9 @@ def main() -> None:
     for name, spec in CASES:
         build, schedule = timed(lambda name=name, spec=spec: build_schedule(name, spec), repeat)
         check, _ = timed(lambda schedule=schedule: verify(schedule), repeat)
-        lowering, lowered = timed(lambda schedule=schedule: lower(schedule), repeat)
+        lowering, lowered = timed(
+            lambda schedule=schedule: lower_with_least_buffers(schedule), repeat
+        )
         run, simulation = timed(lambda lowered=lowered: simulate(lowered), repeat)
         total = totals[name, spec.microbatches] = build + check + lowering + run
         half = totals.get((name, spec.microbatches // 2))

@@ -17,8 +17,8 @@ from hanayo_megatron.cli_options import (
     add_module,
     spec_from,
 )
+from hanayo_megatron.lowering.announced import announce_shapes
 from hanayo_megatron.lowering.deadlock import check_deadlock_free
-from hanayo_megatron.lowering.lower import lower
 from hanayo_megatron.lowering.rendezvous import Communicator
 from hanayo_megatron.schedule.csv_file import load_schedule, write_schedule
 from hanayo_megatron.schedule.memory import check_memory_limit, peak_activations
@@ -31,6 +31,7 @@ from hanayo_megatron.schedule.registry import (
     schedule_names,
 )
 from hanayo_megatron.schedule.schedule import ScheduleError
+from hanayo_megatron.simulate.prefetch import lower_with_least_buffers
 from hanayo_megatron.simulate.report import Report, report_by_name
 from hanayo_megatron.simulate.tables import by_makespan, compare, describe, table, title
 
@@ -110,9 +111,10 @@ def _verify(args: argparse.Namespace) -> int:
     try:
         schedule = load_schedule(args.file)
         check_memory_limit(schedule, args.memory_limit)
-        lowered = lower(schedule)
+        lowered = lower_with_least_buffers(schedule)
         for communicator in Communicator:
-            check_deadlock_free(lowered, communicator=communicator)
+            for lists in (lowered, announce_shapes(lowered, communicator)):
+                check_deadlock_free(lists, communicator=communicator)
     except ScheduleError as error:
         print(json.dumps({"file": args.file, "faults": str(error)}) if args.json else error)
         return 1

@@ -3,17 +3,27 @@
 The rules are NCCL's, stricter than gloo's: posting a group of transfers holds nothing up; a
 communicator works on one group at a time on each rank, in the order of posting; a group moves
 once both ranks have the same group in front, and nothing of it is buffered before; a Compute
-waits for the transfer that it reads and a Free for its transfer. None of this is a matter of
-choice or timing, whatever can happen does in the end, so one run decides for all runs.
+waits for the transfer that it reads, a Free for its transfer, and an Exchange that receives what
+was announced for the announcement. None of this is a matter of choice or timing, whatever can
+happen does in the end, so one run decides for all runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hanayo_megatron.lowering.lower import LoweredSchedule
-from hanayo_megatron.lowering.operation import Compute, Exchange, Free, Operation, Transfer
+from hanayo_megatron.lowering.operation import (
+    Announce,
+    Compute,
+    Exchange,
+    Free,
+    Group,
+    Operation,
+    Transfer,
+)
 from hanayo_megatron.lowering.rendezvous import Communicator, Rendezvous
 from hanayo_megatron.lowering.transfer_faults import find_transfer_faults
 from hanayo_megatron.schedule.action import Kind
@@ -87,18 +97,28 @@ def find_deadlock(
 def _follow(run: _Run, rank: int, obstacle: _Obstacle) -> Deadlock:
     """Go from each wait to what it waits for until that closes a cycle or ends."""
     waits: list[Wait] = []
-    seen: dict[tuple[int, Exchange], int] = {}
+    seen: dict[tuple[int, type, Group], int] = {}
     front = obstacle.front
     if front is None:
         return Deadlock((Wait(rank, obstacle.transfer, rank, obstacle.why),), is_cycle=False)
-    while (rank, front) not in seen:
-        seen[rank, front] = len(waits)
+    while (rank, type(front), front) not in seen:
+        seen[rank, type(front), front] = len(waits)
         wait, following = run.explain(rank, front)
         waits.append(wait)
         if following is None:
             return Deadlock(tuple(waits), is_cycle=False)
         rank, front = wait.on, following
-    return Deadlock(tuple(waits[seen[rank, front] :]), is_cycle=True)
+    return Deadlock(tuple(waits[seen[rank, type(front), front] :]), is_cycle=True)
+
+
+class _Needed(NamedTuple):
+    """What an operation waits for: that the transfer was announced, or carried out."""
+
+    group: type[Group]
+    transfer: Transfer
+
+    def __str__(self) -> str:
+        return f"the shape of the {self.transfer}" if self.group is Announce else str(self.transfer)
 
 
 @dataclass(frozen=True)
@@ -107,7 +127,7 @@ class _Obstacle:
 
     transfer: Transfer
     why: str
-    front: Exchange | None
+    front: Group | None
     """What is in front in the transfer's queue; ``None`` if the transfer is not posted."""
 
 
@@ -117,8 +137,9 @@ class _Run:
     def __init__(self, programs: Sequence[Sequence[Operation]], communicator: Communicator) -> None:
         self._programs = programs
         self._positions = [0 for _ in programs]
-        self._done: set[Transfer] = set()
+        self._done: set[_Needed] = set()
         self._inputs = [_transfer_of_input(program) for program in programs]
+        self._announced = [any(type(o) is Announce for o in program) for program in programs]
         self._runnable = list(range(len(programs)))
         self._rendezvous = Rendezvous(len(programs), communicator, self._complete)
         while self._runnable:
@@ -128,25 +149,28 @@ class _Run:
         program = self._programs[rank]
         for position in range(self._positions[rank], len(program)):
             operation = program[position]
-            if isinstance(operation, Exchange):
-                self._rendezvous.post(rank, operation, 0)
-            elif (needed := self._needed(rank, operation)) and needed not in self._done:
+            if (needed := self._needed(rank, operation)) and needed not in self._done:
                 self._positions[rank] = position
                 return
+            if isinstance(operation, Announce | Exchange):
+                self._rendezvous.post(rank, operation, 0)
         self._positions[rank] = len(program)
 
-    def _complete(self, rank: int, exchange: Exchange, start: int) -> int:
-        self._done.update(exchange.sends, exchange.receives)
-        self._runnable += (rank, exchange.peer)
+    def _complete(self, rank: int, group: Group, start: int) -> int:
+        self._done.update(_Needed(type(group), transfer) for transfer in _all(group))
+        self._runnable += (rank, group.peer)
         return start
 
-    def _needed(self, rank: int, operation: Operation) -> Transfer | None:
-        """The transfer that the operation waits for."""
+    def _needed(self, rank: int, operation: Operation) -> _Needed | None:
+        """What must have happened before the rank can get past the operation."""
         if isinstance(operation, Free):
-            return operation.transfer
+            return _Needed(Exchange, operation.transfer)
+        if isinstance(operation, Exchange) and operation.receives and self._announced[rank]:
+            return _Needed(Announce, operation.receives[0])
         if isinstance(operation, Compute) and operation.action.kind is not Kind.W:
             stage, kind, microbatch = operation.action
-            return self._inputs[rank].get((kind is Kind.F, stage, microbatch))
+            transfer = self._inputs[rank].get((kind is Kind.F, stage, microbatch))
+            return transfer and _Needed(Exchange, transfer)
         return None
 
     def obstacle(self, rank: int) -> _Obstacle | None:
@@ -158,16 +182,16 @@ class _Run:
                 return None
             return _Obstacle(_first(front), "is at the end of its list", front)
         operation = program[position]
-        transfer = self._needed(rank, operation)
-        what = f"{operation.action}" if isinstance(operation, Compute) else "the free"
-        why = f"is at position {position}, where {what} needs {transfer}"
+        needed = self._needed(rank, operation)
+        transfer = needed.transfer
+        why = f"is at position {position}, where {_name(operation)} needs {needed}"
         peer = transfer.source if transfer.target == rank else transfer.target
         queue = list(self._rendezvous.posted(rank, peer))
-        if not any(_carries(exchange, transfer) for exchange in queue):
+        if not any(type(g) is needed.group and _carries(g, transfer) for g in queue):
             return _Obstacle(transfer, f"{why}, which its list posts only later or never", None)
         return _Obstacle(transfer, why, queue[0])
 
-    def explain(self, rank: int, front: Exchange) -> tuple[Wait, Exchange | None]:
+    def explain(self, rank: int, front: Group) -> tuple[Wait, Group | None]:
         """Why the group in front does not move, and what must end on the peer before it can."""
         peer, transfer = front.peer, _first(front)
         if peer == rank:
@@ -186,6 +210,12 @@ class _Run:
         return Wait(rank, transfer, peer, f"{why}; it {obstacle.why}"), obstacle.front
 
 
+def _name(operation: Operation) -> str:
+    if isinstance(operation, Compute):
+        return str(operation.action)
+    return "the free" if isinstance(operation, Free) else "the exchange"
+
+
 def _transfer_of_input(program: Sequence[Operation]) -> dict[tuple[bool, int, int], Transfer]:
     """Received transfers by (is an activation, stage that reads it, microbatch)."""
     return {
@@ -196,17 +226,18 @@ def _transfer_of_input(program: Sequence[Operation]) -> dict[tuple[bool, int, in
     }
 
 
-def _all(exchange: Exchange) -> tuple[Transfer, ...]:
-    return exchange.sends + exchange.receives
+def _all(group: Group) -> tuple[Transfer, ...]:
+    return group.sends + group.receives
 
 
-def _first(exchange: Exchange) -> Transfer:
-    return _all(exchange)[0]
+def _first(group: Group) -> Transfer:
+    return _all(group)[0]
 
 
-def _carries(exchange: Exchange, transfer: Transfer) -> bool:
-    return transfer in exchange.sends or transfer in exchange.receives
+def _carries(group: Group, transfer: Transfer) -> bool:
+    return transfer in group.sends or transfer in group.receives
 
 
-def _contents(exchange: Exchange) -> str:
-    return f"{len(exchange.sends)} sent and {len(exchange.receives)} received"
+def _contents(group: Group) -> str:
+    what = "announcements, " if isinstance(group, Announce) else ""
+    return f"{what}{len(group.sends)} sent and {len(group.receives)} received"

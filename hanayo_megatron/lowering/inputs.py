@@ -1,4 +1,4 @@
-"""Which actions read a tensor that another rank sends."""
+"""Which actions read or make a tensor that moves between ranks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,39 @@ from hanayo_megatron.schedule.placement import Placement
 
 def reads_transfer(placement: Placement) -> dict[Kind, list[bool]]:
     """For every kind, by stage id: whether its input comes from another rank."""
-    rank_of, stages = placement.rank_of, range(placement.num_stages)
-    forward = [not placement.is_first(s) and rank_of[s - 1] != rank_of[s] for s in stages]
-    backward = [not placement.is_last(s) and rank_of[s + 1] != rank_of[s] for s in stages]
+    return _by_kind(
+        placement, forward=_other_rank_before(placement), backward=_other_rank_behind(placement)
+    )
+
+
+def makes_transfer(placement: Placement) -> dict[Kind, list[bool]]:
+    """For every kind, by stage id: whether its output goes to another rank."""
+    return _by_kind(
+        placement, forward=_other_rank_behind(placement), backward=_other_rank_before(placement)
+    )
+
+
+def _other_rank_before(placement: Placement) -> list[bool]:
+    """By stage id: whether the stage before it in the model is on another rank."""
+    rank_of = placement.rank_of
+    return [
+        not placement.is_first(stage) and rank_of[stage - 1] != rank_of[stage]
+        for stage in range(placement.num_stages)
+    ]
+
+
+def _other_rank_behind(placement: Placement) -> list[bool]:
+    """By stage id: whether the stage behind it in the model is on another rank."""
+    rank_of = placement.rank_of
+    return [
+        not placement.is_last(stage) and rank_of[stage + 1] != rank_of[stage]
+        for stage in range(placement.num_stages)
+    ]
+
+
+def _by_kind(
+    placement: Placement, *, forward: list[bool], backward: list[bool]
+) -> dict[Kind, list[bool]]:
     return {
         Kind.F: forward,
         Kind.B: backward,

@@ -3,12 +3,14 @@
 Why the lists cannot deadlock, even if a send ends only when its receive is posted: the plan gives
 every compute its start and every transfer the end of its producer as a place in one total order.
 Each rank's list holds its computes, and its transfers, in that order; a compute stands behind the
-transfer it reads; a receive may stand earlier among the computes than its place, never later, and
-posting blocks nobody. So the smallest unfinished element can always run.
+transfer it reads; a send or a receive may stand earlier among the computes than its place, never
+later, and posting blocks nobody. So the smallest unfinished element can always run. A limit on
+receive buffers moves transfers to later places, none of them behind the compute that reads it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hanayo_megatron.lowering.operation import (
@@ -20,6 +22,7 @@ from hanayo_megatron.lowering.operation import (
     Transfer,
 )
 from hanayo_megatron.lowering.plan import Plan, plan_times
+from hanayo_megatron.lowering.receive_window import window_openings
 from hanayo_megatron.schedule.action import Action, Kind
 from hanayo_megatron.schedule.collector import collector_paused
 from hanayo_megatron.schedule.costs import Costs
@@ -34,15 +37,26 @@ class LoweredSchedule:
     programs: tuple[tuple[Operation, ...], ...]
 
 
-def lower(schedule: Schedule, costs: Costs | None = None) -> LoweredSchedule:
+def lower(
+    schedule: Schedule, costs: Costs | None = None, *, receive_buffers: int | None = None
+) -> LoweredSchedule:
     """Add transfers, frees and gradient synchronisation to a schedule.
 
-    ``costs`` shape the global order only; any costs give a correct result, true ones a better one.
+    Args:
+        schedule: what every rank computes.
+        costs: shape the global order only; any costs give a correct result, true ones a better one.
+        receive_buffers: most receive buffers that a rank may have in use, at least 1; what finds
+            none waits at its sender. None: no limit.
+
     Raises ScheduleError if the schedule's orders wait for each other.
     """
     with collector_paused():
-        plan = plan_times(schedule, costs or Costs())
-        groups = _transfer_groups(schedule, plan)
+        # A tick at least, so that a receive stands before the compute that is to hide its transfer.
+        plan = plan_times(schedule, costs or Costs(), least_transfer=1)
+        openings = None
+        if receive_buffers is not None:
+            openings = window_openings(schedule, plan, receive_buffers)
+        groups = _transfer_groups(schedule, plan, openings)
         programs = tuple(
             _program(schedule, plan, rank, groups[rank]) for rank in range(len(groups))
         )
@@ -58,12 +72,15 @@ class _Group:
     """Each with its producer's position in the source rank's order."""
 
 
-def _transfer_groups(schedule: Schedule, plan: Plan) -> list[list[_Group]]:
+def _transfer_groups(
+    schedule: Schedule, plan: Plan, openings: Mapping[Kind, list[int]] | None
+) -> list[list[_Group]]:
     """Groups of each rank in the global order: by readiness, even pairs of ranks first.
 
-    Opposite transfers of one pair that become ready together form one group. All transfers ready
-    at one instant depend on strictly earlier computes only, so any common order of them is right;
-    even pairs before odd ones lets neighbours exchange without waiting in a chain.
+    Ready is what was computed and finds a buffer. Opposite transfers of one pair that become ready
+    together form one group. All transfers ready at one instant depend on strictly earlier computes
+    only, so any common order of them is right; even pairs before odd ones lets neighbours exchange
+    without waiting in a chain.
     """
     placement = schedule.placement
     rank_of, model_stages = placement.rank_of, placement.model_stages
@@ -84,7 +101,10 @@ def _transfer_groups(schedule: Schedule, plan: Plan) -> list[list[_Group]]:
                 continue
             low, high = (rank, peer) if rank < peer else (peer, rank)
             transfer = Transfer(kind, microbatch, stage, target, rank, peer)
-            found.append((ends[position], low % 2, low, high, position, transfer))
+            ready = ends[position]
+            if openings is not None:
+                ready = max(ready, openings[kind][target * schedule.num_microbatches + microbatch])
+            found.append((ready, low % 2, low, high, position, transfer))
     found.sort()
 
     groups: list[list[_Group]] = [[] for _ in schedule.orders]
@@ -106,8 +126,8 @@ def _program(
 ) -> tuple[Operation, ...]:
     """Merge the rank's computes and transfer groups, and place frees and gradient syncs.
 
-    A send stands right behind its producer. A receive stands before the compute that the plan
-    runs while the tensor becomes ready, so that it is posted when the sender gets there.
+    Both sides of a transfer stand before the compute that the plan runs while it becomes ready, so
+    a send stands right behind its producer, and its receive is posted when the sender gets there.
     """
     order, ends = schedule.orders[rank], plan.ends[rank]
     last_gradient = _last_gradient_positions(schedule, rank)

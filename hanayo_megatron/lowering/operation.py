@@ -36,8 +36,19 @@ class Compute(NamedTuple):
     action: Action
 
 
+class Announce(NamedTuple):
+    """Tell the peer the shapes of what an Exchange will send; both sides post the same group."""
+
+    peer: int
+    sends: tuple[Transfer, ...]
+    receives: tuple[Transfer, ...]
+
+
 class Exchange(NamedTuple):
-    """Start a group of transfers with one peer; both sides post the same group."""
+    """Start a group of transfers with one peer; both sides post the same group.
+
+    Where the shapes of what is received were announced, it first waits for them.
+    """
 
     peer: int
     sends: tuple[Transfer, ...]
@@ -56,4 +67,5 @@ class SyncGradients(NamedTuple):
     stage: int
 
 
-Operation = Compute | Exchange | Free | SyncGradients
+Group = Announce | Exchange
+Operation = Compute | Announce | Exchange | Free | SyncGradients

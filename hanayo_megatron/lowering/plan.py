@@ -17,9 +17,10 @@ class Plan:
     ends: tuple[list[int], ...]
 
 
-def plan_times(schedule: Schedule, costs: Costs) -> Plan:
+def plan_times(schedule: Schedule, costs: Costs, *, least_transfer: int = 0) -> Plan:
     """Start every action as early as its rank's order and its inputs allow.
 
+    A transfer takes ``least_transfer`` ticks, or longer where the costs say so.
     Raises ScheduleError naming every blocked rank when the orders wait for each other.
     """
     placement = schedule.placement
@@ -28,6 +29,7 @@ def plan_times(schedule: Schedule, costs: Costs) -> Plan:
     ticks = costs.ticks(placement)
     # At least one tick, also for what costs nothing: starts must increase on a rank.
     duration_of = {kind: [max(t, 1) for t in ticks.durations[kind]] for kind in Kind}
+    links = {(a, b): max(t, least_transfer * (a != b)) for (a, b), t in ticks.links.items()}
     # Time at which the forward / backward output of (stage, microbatch) is there, by flat index.
     size = placement.num_stages * num_microbatches
     ready: dict[Kind, list[int | None]] = {Kind.F: [None] * size, Kind.B: [None] * size}
@@ -59,7 +61,7 @@ def plan_times(schedule: Schedule, costs: Costs) -> Plan:
                 if arrival is None:
                     waiting.setdefault((needs, index), []).append(rank)
                     break
-                arrival += ticks.links[rank_of[source], rank]
+                arrival += links[rank_of[source], rank]
                 if arrival > start:
                     start = arrival
             now = start + duration_of[kind][stage]

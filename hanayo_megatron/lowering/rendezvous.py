@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 
-from hanayo_megatron.lowering.operation import Exchange
+from hanayo_megatron.lowering.operation import Group
 
 
 class Communicator(StrEnum):
@@ -24,12 +24,12 @@ class Rendezvous:
     Args:
         num_ranks: P.
         communicator: the layout.
-        run: called with (rank, exchange as that rank posted it, start) when a group starts;
+        run: called with (rank, group as that rank posted it, start) when a group starts;
             returns its end. Starts and ends are times on any common clock.
     """
 
     def __init__(
-        self, num_ranks: int, communicator: Communicator, run: Callable[[int, Exchange, int], int]
+        self, num_ranks: int, communicator: Communicator, run: Callable[[int, Group, int], int]
     ) -> None:
         self._run = run
         # By rank and peer; with one communicator for all peers the same queue stands at each.
@@ -40,18 +40,18 @@ class Rendezvous:
             for _ in range(num_ranks)
         ]
 
-    def post(self, rank: int, exchange: Exchange, now: int) -> None:
+    def post(self, rank: int, group: Group, now: int) -> None:
         """Put a group in the rank's queue, and run whatever that allows to run."""
-        queue = self._queues[rank][exchange.peer]
-        queue.posted.append((now, rank, exchange))
+        queue = self._queues[rank][group.peer]
+        queue.posted.append((now, rank, group))
         if len(queue.posted) == 1:
             self._advance(queue)
 
-    def posted(self, rank: int, peer: int) -> Iterator[Exchange]:
+    def posted(self, rank: int, peer: int) -> Iterator[Group]:
         """Unfinished groups in the rank's queue that serves the peer, front first."""
-        return (exchange for _, _, exchange in self._queues[rank][peer].posted)
+        return (group for _, _, group in self._queues[rank][peer].posted)
 
-    def any_posted(self, rank: int) -> Exchange | None:
+    def any_posted(self, rank: int) -> Group | None:
         """The front of some queue of the rank that still holds an unfinished group."""
         fronts = (queue.posted[0][2] for queue in self._queues[rank] if queue.posted)
         return next(fronts, None)
@@ -66,21 +66,22 @@ class Rendezvous:
         while unseen:
             queue = unseen.pop()
             while queue.posted:
-                now, rank, exchange = queue.posted[0]
-                other = self._queues[exchange.peer][rank]
+                now, rank, group = queue.posted[0]
+                other = self._queues[group.peer][rank]
                 if not other.posted or other is queue:
                     break
                 their_now, _, theirs = other.posted[0]
                 if (
-                    theirs.peer != rank
-                    or theirs.receives != exchange.sends
-                    or theirs.sends != exchange.receives
+                    type(theirs) is not type(group)
+                    or theirs.peer != rank
+                    or theirs.receives != group.sends
+                    or theirs.sends != group.receives
                 ):
                     break
                 queue.posted.popleft()
                 other.posted.popleft()
                 start = max(now, their_now, queue.free, other.free)
-                queue.free = other.free = self._run(rank, exchange, start)
+                queue.free = other.free = self._run(rank, group, start)
                 unseen.append(other)
 
 
@@ -90,6 +91,6 @@ class _Queue:
     __slots__ = ("free", "posted")
 
     def __init__(self) -> None:
-        self.posted: deque[tuple[int, int, Exchange]] = deque()
+        self.posted: deque[tuple[int, int, Group]] = deque()
         self.free = 0
         """When the last group that ran has ended."""

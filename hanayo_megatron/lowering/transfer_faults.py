@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hanayo_megatron.lowering.inputs import reads_transfer
 from hanayo_megatron.lowering.lower import LoweredSchedule
-from hanayo_megatron.lowering.operation import Compute, Exchange, Free, Transfer
+from hanayo_megatron.lowering.operation import Announce, Compute, Exchange, Free, Transfer
 from hanayo_megatron.schedule.action import Kind
 
 
@@ -13,7 +13,8 @@ def find_transfer_faults(lowered: LoweredSchedule) -> list[str]:
 
     Found are: a rank that sends to itself; an empty group; a transfer at a wrong rank or peer, or
     that only one side posts, or a side twice; one sent before it is computed, freed before it is
-    sent or never freed; an input that is not received before its compute, or never read.
+    sent or never freed; an input that is not received before its compute, or never read; a group
+    that is not exchanged as it was announced, where any group of the rank is.
     """
     ranks = [_Rank(lowered, rank) for rank in range(len(lowered.programs))]
     faults = [fault for rank in ranks for fault in rank.faults]
@@ -37,15 +38,21 @@ class _Rank:
         self._outputs: set[tuple[bool, int, int]] = set()
         self._inputs: set[tuple[bool, int, int]] = set()
         self._unfreed: set[Transfer] = set()
+        self._announced: set[tuple] = set()
+        self._announces = any(isinstance(o, Announce) for o in lowered.programs[rank])
         reads = reads_transfer(lowered.schedule.placement)
         for self._position, operation in enumerate(lowered.programs[rank]):
-            if isinstance(operation, Exchange):
+            if isinstance(operation, Announce):
+                self._announce(operation)
+            elif isinstance(operation, Exchange):
                 self._exchange(operation)
             elif isinstance(operation, Compute):
                 stage, kind, _ = operation.action
                 self._compute(operation, reads[kind][stage])
             elif isinstance(operation, Free):
                 self._free(operation.transfer)
+        for peer, *_ in sorted(self._announced):
+            self.faults.append(f"rank {rank} never exchanges what it announces to rank {peer}")
         for transfer in sorted(self._unfreed):
             self.faults.append(f"rank {rank} never frees the {transfer}")
         for is_activation, stage, microbatch in sorted(self._inputs):
@@ -55,8 +62,16 @@ class _Rank:
                 f"for stage {stage}"
             )
 
+    def _announce(self, announce: Announce) -> None:
+        for transfer in announce.sends:
+            self._check_computed(transfer, "announces")
+        self._announced.add(tuple(announce))
+
     def _exchange(self, exchange: Exchange) -> None:
         peer, sends, receives = exchange
+        if self._announces and tuple(exchange) not in self._announced:
+            self._fault(f"exchanges a group with rank {peer} that it did not announce")
+        self._announced.discard(tuple(exchange))
         if peer == self._rank:
             self._fault("exchanges with itself")
             return
@@ -66,9 +81,7 @@ class _Rank:
             self._check_ends(transfer, self._rank, peer)
             if transfer in self.sent:
                 self._fault(f"sends the {transfer} again")
-            output = (transfer.kind is Kind.F, transfer.source_stage, transfer.microbatch)
-            if output not in self._outputs:
-                self._fault(f"sends the {transfer} before it is computed")
+            self._check_computed(transfer, "sends")
             self._unfreed.add(transfer)
         for transfer in receives:
             self._check_ends(transfer, peer, self._rank)
@@ -77,6 +90,11 @@ class _Rank:
             self._inputs.add((transfer.kind is Kind.F, transfer.target_stage, transfer.microbatch))
         self.sent.update(sends)
         self.received.update(receives)
+
+    def _check_computed(self, transfer: Transfer, verb: str) -> None:
+        output = (transfer.kind is Kind.F, transfer.source_stage, transfer.microbatch)
+        if output not in self._outputs:
+            self._fault(f"{verb} the {transfer} before it is computed")
 
     def _check_ends(self, transfer: Transfer, source: int, target: int) -> None:
         kind, _, source_stage, target_stage, *ends = transfer

@@ -87,7 +87,10 @@ def forward_backward(pipeline: Pipeline, job: Job | None = None) -> Callable[...
         _check(pipeline, config, chunks, iterators, adjust_tensor_shapes_fn)
         job.progress.note("comparing the number of microbatches with all ranks")
         agree_on_microbatches(num_microbatches)
-        lowered = pipeline.lowered(num_microbatches, forward_only)
+        if config.variable_seq_lengths:
+            lowered = pipeline.announced(num_microbatches, forward_only, job.communicator)
+        else:
+            lowered = pipeline.lowered(num_microbatches, forward_only)
         readers = _readers(pipeline, lowered.schedule, iterators, pg_collection.pp.rank())
         request = StepRequest(
             forward_step_func=forward_step_func,
@@ -142,10 +145,13 @@ def _step(
             parameter_sync=_parameter_sync(pipeline, lowered.schedule, request, rank),
         )
         transport = transport_for(pp_group, num_stages=placement.num_stages, pairs=job.pairs)
-        messenger = job.messenger(transport, worker, announce_shapes=config.variable_seq_lengths)
         with job.executing(lowered, pp_group) as observers:
             Executor(
-                lowered, rank=rank, worker=worker, messenger=messenger, observers=observers
+                lowered,
+                rank=rank,
+                worker=worker,
+                messenger=job.messenger(transport),
+                observers=observers,
             ).run()
 
     if finalize is not None:

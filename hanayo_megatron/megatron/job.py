@@ -17,6 +17,7 @@ from megatron.core import parallel_state
 from hanayo_megatron import cpu
 from hanayo_megatron.errors import HanayoError, OneRankError
 from hanayo_megatron.lowering.lower import LoweredSchedule
+from hanayo_megatron.lowering.rendezvous import Communicator
 from hanayo_megatron.megatron.hooks import Hook
 from hanayo_megatron.megatron.host_network import hosts_of
 from hanayo_megatron.megatron.job_options import JobOptions
@@ -27,13 +28,13 @@ from hanayo_megatron.runtime.agreement import agree
 from hanayo_megatron.runtime.checked_transport import CheckedTransport
 from hanayo_megatron.runtime.communicators import connect_group, connect_pairs
 from hanayo_megatron.runtime.lifeline import Anchor
-from hanayo_megatron.runtime.messenger import AnnouncedShapes, KnownShapes, Messenger
+from hanayo_megatron.runtime.messenger import Messenger
 from hanayo_megatron.runtime.notice_board import NoticeBoard
 from hanayo_megatron.runtime.observer import Observer
 from hanayo_megatron.runtime.progress import Progress
+from hanayo_megatron.runtime.receive_buffers import ReceiveBuffers
 from hanayo_megatron.runtime.transport import Transport
 from hanayo_megatron.runtime.watchdog import Patience, Watchdog
-from hanayo_megatron.runtime.worker import StageWorker
 
 _SECONDS_TO_AGREE = 120.0
 """NCCL's groups start without waiting for anybody: ranks may come here as far apart as they start
@@ -119,17 +120,16 @@ class Job:
             outlines=self.outlines,
         )
 
-    def messenger(
-        self, transport: Transport, worker: StageWorker, *, announce_shapes: bool
-    ) -> Messenger:
+    @property
+    def communicator(self) -> Communicator:
+        """Whether transfers with all peers keep one order (as gloo's may), or those with each."""
+        return Communicator.GROUP if self.pairs is None else Communicator.PAIR
+
+    def messenger(self, transport: Transport) -> Messenger:
         """Sends what stages hand on by a transport, checked in debug mode."""
         if self.options.debug:
             transport = CheckedTransport(transport, step=self.progress.steps)
-        if not announce_shapes:
-            return KnownShapes(transport, worker.empty)
-        return AnnouncedShapes(
-            transport, device=torch.cuda.current_device(), in_one_queue=self.pairs is None
-        )
+        return Messenger(transport, ReceiveBuffers(torch.cuda.current_device()))
 
     def watching(self, step: Callable[..., list]) -> Callable[..., list]:
         """The same function; while it runs the watchdog looks for progress."""

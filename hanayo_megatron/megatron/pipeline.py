@@ -7,11 +7,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 
-from hanayo_megatron.lowering.lower import LoweredSchedule, lower
+from hanayo_megatron.lowering.announced import announce_shapes
+from hanayo_megatron.lowering.lower import LoweredSchedule
+from hanayo_megatron.lowering.rendezvous import Communicator
 from hanayo_megatron.schedule.forward_only import forward_only_schedule
 from hanayo_megatron.schedule.placement import Placement
 from hanayo_megatron.schedule.registry import build_schedule
 from hanayo_megatron.schedule.schedule import ScheduleError, ScheduleSpec
+from hanayo_megatron.simulate.prefetch import lower_with_least_buffers
 
 
 class Pipeline:
@@ -42,6 +45,7 @@ class Pipeline:
         self.num_chunks = chunks.pop()
         _check_copies_mirror_each_other(name, self.placement)
         self.lowered = cache(self._lower)
+        self.announced = cache(self._announce)
 
     def stage_of(self, rank: int, chunk: int | None) -> int:
         """Stage id of a rank's chunk; None is Megatron's way to say that there is only one."""
@@ -58,7 +62,8 @@ class Pipeline:
 
     def _lower(self, num_microbatches: int, forward_only: bool) -> LoweredSchedule:
         if forward_only:
-            return lower(forward_only_schedule(self.placement, num_microbatches))
+            schedule = forward_only_schedule(self.placement, num_microbatches)
+            return lower_with_least_buffers(schedule, self.spec.costs)
         spec = replace(self.spec, microbatches=num_microbatches)
         schedule = build_schedule(self.name, spec)
         if schedule.placement != self.placement:
@@ -67,7 +72,13 @@ class Pipeline:
                 f"microbatches changes from {self.spec.microbatches} to {num_microbatches}; the "
                 "model is built already. Keep the number, or use a schedule with a fixed placement"
             )
-        return lower(schedule, self.spec.costs)
+        return lower_with_least_buffers(schedule, self.spec.costs)
+
+    def _announce(
+        self, num_microbatches: int, forward_only: bool, communicator: Communicator
+    ) -> LoweredSchedule:
+        """The same with shapes sent ahead of their tensors."""
+        return announce_shapes(self.lowered(num_microbatches, forward_only), communicator)
 
 
 def _check_copies_mirror_each_other(name: str, placement: Placement) -> None:

@@ -14,6 +14,7 @@ from hanayo_megatron.megatron.gradient_sync import GradientSync, ParameterSync
 from hanayo_megatron.megatron.microbatch_data import MicrobatchReader, explaining_end_of_data
 from hanayo_megatron.megatron.pipeline import Pipeline
 from hanayo_megatron.megatron.replica_gradients import ReplicaGradientSync, ReplicaParameterSync
+from hanayo_megatron.runtime.tensors import TensorSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,12 +116,8 @@ class MegatronWorker:
                 input_tensor, output, output_gradient, self._request.config
             )
 
-    def empty(self, transfer: Transfer) -> torch.Tensor:
-        return torch.empty(
-            self._request.tensor_shape,
-            dtype=self._request.config.pipeline_dtype,
-            device=self._device,
-        )
+    def specs_of(self, transfer: Transfer) -> TensorSpec:
+        return TensorSpec(self._request.tensor_shape, self._request.config.pipeline_dtype)
 
     def free(self, output: torch.Tensor) -> None:
         if not self._request.forward_only:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hanayo_megatron.lowering.lower import LoweredSchedule
-from hanayo_megatron.lowering.operation import Compute, Exchange, Free, SyncGradients, Transfer
-from hanayo_megatron.runtime.messenger import Arrival, Message, Messenger
+from hanayo_megatron.lowering.operation import (
+    Announce,
+    Compute,
+    Exchange,
+    Free,
+    SyncGradients,
+    Transfer,
+)
+from hanayo_megatron.runtime.messenger import Arrival, Expected, Message, Messenger
 from hanayo_megatron.runtime.observer import Observer
-from hanayo_megatron.runtime.tensors import Tensors, each, require_gradients
-from hanayo_megatron.runtime.transport import Handle
+from hanayo_megatron.runtime.tensors import Specs, Tensors, each, require_gradients, specs_of
+from hanayo_megatron.runtime.transport import Handle, TransportError
 from hanayo_megatron.runtime.worker import StageWorker
 from hanayo_megatron.schedule.action import Kind
 
@@ -27,6 +35,9 @@ class ExecutionStats:
     receive_buffers: int = 0
     """Messages whose receive is posted and that no compute has taken yet."""
     peak_receive_buffers: int = 0
+    send_buffers: int = 0
+    """Messages made for another rank and not freed yet."""
+    peak_send_buffers: int = 0
 
 
 class Executor:
@@ -55,10 +66,12 @@ class Executor:
         self._worker = worker
         self._messenger = messenger
         self._observers = tuple(observers)
-        self._arrivals: dict[_Key, tuple[Transfer, Arrival]] = {}
+        self._announcements: dict[_Key, Arrival[Specs]] = {}
+        self._announced: dict[_Key, Handle] = {}
+        self._arrivals: dict[_Key, tuple[Transfer, Arrival[Tensors]]] = {}
         self._handed_on: dict[_Key, Tensors] = {}  # from a stage to the next on this rank
         self._outbox: dict[_Key, Tensors] = {}
-        self._sending: dict[_Key, tuple[Tensors, Message, Handle]] = {}
+        self._sending: dict[_Key, tuple[Tensors, Handle]] = {}
         self._saved: dict[tuple[int, int], tuple[Tensors | None, Tensors]] = {}
         self.stats = ExecutionStats()
 
@@ -66,6 +79,7 @@ class Executor:
         """Execute the list once. Raises RuntimeError if a tensor was made and never used."""
         handlers: dict[type, Callable] = {
             Compute: self._compute,
+            Announce: self._announce,
             Exchange: self._exchange,
             Free: self._free,
             SyncGradients: self._sync_gradients,
@@ -77,8 +91,8 @@ class Executor:
             for observer in self._observers:
                 observer.end(operation)
         left = [
-            *(*self._arrivals, *self._handed_on, *self._outbox, *self._sending),
-            *self._saved,
+            *(*self._announcements, *self._announced, *self._arrivals),
+            *(*self._handed_on, *self._outbox, *self._sending, *self._saved),
         ]
         if left:
             raise RuntimeError(f"the action list ended with tensors left over: {left}")
@@ -113,7 +127,7 @@ class Executor:
             self._handed_on[key] = each(lambda tensor: tensor.detach(), output)
             self._worker.free(output)
         else:
-            self._outbox[Kind.F, stage + 1, microbatch] = output
+            self._put_out((Kind.F, stage + 1, microbatch), output)
 
     def _backward(self, stage: int, microbatch: int, kind: Kind) -> None:
         gradient = None
@@ -132,7 +146,13 @@ class Executor:
         if self._placement.is_turn(stage - 1):
             self._handed_on[key] = input_gradient
         else:
-            self._outbox[key] = input_gradient
+            self._put_out(key, input_gradient)
+
+    def _put_out(self, key: _Key, tensors: Tensors) -> None:
+        self._outbox[key] = tensors
+        stats = self.stats
+        stats.send_buffers += 1
+        stats.peak_send_buffers = max(stats.peak_send_buffers, stats.send_buffers)
 
     def _take(self, kind: Kind, stage: int, microbatch: int) -> Tensors:
         key = (kind, stage, microbatch)
@@ -143,30 +163,68 @@ class Executor:
         self.stats.receive_buffers -= 1
         return tensors
 
+    def _announce(self, operation: Announce) -> None:
+        messages = [Message(t, self._outbox[_key(t)]) for t in operation.sends]
+        sent, announcements = self._messenger.announce(
+            operation.peer, sends=messages, receives=operation.receives
+        )
+        for transfer, handle in zip(operation.sends, sent, strict=True):
+            self._announced[_key(transfer)] = handle
+        for transfer, announcement in zip(operation.receives, announcements, strict=True):
+            self._announcements[_key(transfer)] = announcement
+
     def _exchange(self, operation: Exchange) -> None:
         outputs = [self._outbox.pop(_key(t)) for t in operation.sends]
         messages = [
             Message(transfer, each(lambda tensor: tensor.detach().contiguous(), output))
             for transfer, output in zip(operation.sends, outputs, strict=True)
         ]
+        for message in messages:
+            self._check_shape(message)
         sent, arrivals = self._messenger.exchange(
-            operation.peer, sends=messages, receives=operation.receives
+            operation.peer,
+            sends=messages,
+            receives=[Expected(t, self._specs_of(t)) for t in operation.receives],
         )
         for output, message, handle in zip(outputs, messages, sent, strict=True):
-            self._sending[_key(message.transfer)] = (output, message, handle)
+            self._sending[_key(message.transfer)] = (output, handle)
         for transfer, arrival in zip(operation.receives, arrivals, strict=True):
             self._arrivals[_key(transfer)] = (transfer, arrival)
         stats = self.stats
         stats.receive_buffers += len(operation.receives)
         stats.peak_receive_buffers = max(stats.peak_receive_buffers, stats.receive_buffers)
 
+    def _specs_of(self, transfer: Transfer) -> Specs:
+        """What a transfer brings, as it was announced or as the worker knows."""
+        announcement = self._announcements.pop(_key(transfer), None)
+        if announcement is None:
+            return self._worker.specs_of(transfer)
+        return self._wait(transfer, announcement)
+
+    def _check_shape(self, message: Message) -> None:
+        """Raise TransportError where the receiver expects another size: NCCL would hang."""
+        if _key(message.transfer) in self._announced:
+            return
+        given, expected = specs_of(message.tensors), self._worker.specs_of(message.transfer)
+        if given != expected:
+            raise TransportError(
+                f"the {message.transfer} is {_text(given)}; the receiver expects {_text(expected)}."
+                " Tensors between stages that differ from the configured size need shapes that "
+                "are announced (--variable-seq-lengths)"
+            )
+
     def _free(self, operation: Free) -> None:
-        output, _, handle = self._sending.pop(_key(operation.transfer))
+        key = _key(operation.transfer)
+        announced = self._announced.pop(key, None)
+        if announced is not None:
+            self._wait(operation.transfer, announced)
+        output, handle = self._sending.pop(key)
         self._wait(operation.transfer, handle)
+        self.stats.send_buffers -= 1
         if operation.transfer.kind is Kind.F and self._trains:
             self._worker.free(output)
 
-    def _wait(self, transfer: Transfer, handle: Handle | Arrival) -> object:
+    def _wait(self, transfer: Transfer, handle: Handle | Arrival) -> Any:
         for observer in self._observers:
             observer.begin_wait(transfer)
         result = handle.wait()
@@ -176,6 +234,10 @@ class Executor:
 
     def _sync_gradients(self, operation: SyncGradients) -> None:
         self._worker.sync_gradients(operation.stage)
+
+
+def _text(specs: Specs) -> str:
+    return ", ".join(map(str, specs)) if isinstance(specs, tuple) else str(specs)
 
 
 def _key(transfer: Transfer) -> _Key:

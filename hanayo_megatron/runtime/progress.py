@@ -8,6 +8,7 @@ from collections import deque
 import torch
 
 from hanayo_megatron.lowering.operation import (
+    Announce,
     Compute,
     Exchange,
     Free,
@@ -141,6 +142,8 @@ class Progress:
 def _describe(operation: Operation) -> str:
     if isinstance(operation, Compute):
         return f"compute {operation.action}"
+    if isinstance(operation, Announce):
+        return f"announcing shapes to rank {operation.peer}"
     if isinstance(operation, Exchange):
         return f"posting transfers with rank {operation.peer}"
     if isinstance(operation, Free):

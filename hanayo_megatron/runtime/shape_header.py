@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hanayo_megatron.runtime.tensors import Tensors, parts
+from hanayo_megatron.runtime.tensors import Specs, Tensors, TensorSpec, parts
 
 MAX_TENSORS = 6
 _MAX_DIMENSIONS = 6
@@ -49,11 +49,11 @@ def write(tensors: Tensors, device: torch.device | int | str) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.int64, device=device)
 
 
-def read(header: torch.Tensor) -> Tensors:
-    """Uninitialised tensors as a header says, on its device. The host waits for the header."""
+def read(header: torch.Tensor) -> Specs:
+    """What a header says of the tensors to come. The host waits for the header."""
     count, *fields = header.tolist()
     found = []
     for index in range(1 if count == _SINGLE else count):
         dtype, dimensions, *shape = fields[index * _FIELDS : (index + 1) * _FIELDS]
-        found.append(torch.empty(shape[:dimensions], dtype=_DTYPES[dtype], device=header.device))
+        found.append(TensorSpec(tuple(shape[:dimensions]), _DTYPES[dtype]))
     return found[0] if count == _SINGLE else tuple(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from hanayo_megatron.lowering.operation import Transfer
-from hanayo_megatron.runtime.tensors import Tensors
+from hanayo_megatron.runtime.tensors import Specs, Tensors
 
 
 class StageWorker(Protocol):
@@ -47,8 +47,8 @@ class StageWorker(Protocol):
         """The weights' share of the backward."""
         ...
 
-    def empty(self, transfer: Transfer) -> Tensors:
-        """Uninitialised buffers to receive the transfer into, where shapes are known."""
+    def specs_of(self, transfer: Transfer) -> Specs:
+        """What the transfer carries; asked where shapes are not announced."""
         ...
 
     def free(self, output: Tensors) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hanayo_megatron.lowering.lower import lower
 from hanayo_megatron.schedule.costs import Costs
 from hanayo_megatron.schedule.registry import build_schedule, canonical_name
 from hanayo_megatron.schedule.schedule import Schedule, ScheduleSpec
 from hanayo_megatron.simulate.bounds import MakespanBound, makespan_bound
 from hanayo_megatron.simulate.closed_form import ClosedForm, closed_form
 from hanayo_megatron.simulate.costs_file import check_costs_fit
+from hanayo_megatron.simulate.prefetch import lower_with_least_buffers
 from hanayo_megatron.simulate.simulate import Simulation, simulate
 
 
@@ -51,6 +51,8 @@ class Report:
             "own_span_bubble_ratio": simulation.own_span_bubble_ratio,
             "closed_form_bubble_ratio": self.closed_form and self.closed_form.bubble_ratio,
             "peak_activations": list(simulation.peak_activations),
+            "peak_receive_buffers": list(simulation.peak_receive_buffers),
+            "peak_send_buffers": list(simulation.peak_send_buffers),
             "weight_memory": list(simulation.weight_memory),
             "transfers": simulation.transfers,
             "compute": list(simulation.compute),
@@ -71,7 +73,7 @@ def report(schedule: Schedule, costs: Costs, formula: ClosedForm | None = None) 
     """Simulate a schedule. Raises as ``report_by_name`` does."""
     check_costs_fit(costs, schedule.placement)
     return Report(
-        simulation=simulate(lower(schedule, costs), costs),
+        simulation=simulate(lower_with_least_buffers(schedule, costs), costs),
         closed_form=formula,
         bound=makespan_bound(schedule, costs),
         costs=costs,

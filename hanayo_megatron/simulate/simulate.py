@@ -15,7 +15,7 @@ from hanayo_megatron.schedule.collector import collector_paused
 from hanayo_megatron.schedule.costs import Costs, Ticks
 from hanayo_megatron.schedule.memory import peak_activations, stage_share
 from hanayo_megatron.schedule.schedule import Schedule
-from hanayo_megatron.simulate.receive_buffers import peak_receive_buffers
+from hanayo_megatron.simulate.transfer_buffers import peak_buffers
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Simulation:
         wait: the rest of the makespan.
         transfer: time that the rank's transfers take, overlapped with computes or not.
         peak_activations: most activations held, in M_a; see ``schedule.memory``.
-        peak_receive_buffers: see ``receive_buffers``.
+        peak_receive_buffers, peak_send_buffers: see ``transfer_buffers``.
         weight_memory: weights held, in M_w.
         transfers: tensors moved between ranks.
         starts, ends: of each compute, in ticks, beside ``schedule.orders``.
@@ -47,6 +47,7 @@ class Simulation:
     transfer: tuple[float, ...]
     peak_activations: tuple[float, ...]
     peak_receive_buffers: tuple[int, ...]
+    peak_send_buffers: tuple[int, ...]
     weight_memory: tuple[float, ...]
     transfers: int
     starts: tuple[list[int], ...]
@@ -190,6 +191,7 @@ def _summary(
         transfer[exchange.peer] += end - start
         transfers += len(exchange.sends) + len(exchange.receives)
     share = stage_share(placement)
+    buffers = peak_buffers(lowered)
     return Simulation(
         schedule=schedule,
         ticks=ticks,
@@ -200,7 +202,8 @@ def _summary(
         wait=tuple(ticks.time(makespan - busy) for busy in compute),
         transfer=tuple(map(ticks.time, transfer)),
         peak_activations=tuple(peak_activations(schedule)),
-        peak_receive_buffers=peak_receive_buffers(lowered),
+        peak_receive_buffers=buffers.receive,
+        peak_send_buffers=buffers.send,
         weight_memory=tuple(len(stages) * share for stages in placement.stages_of),
         transfers=transfers,
         starts=starts,

@@ -30,6 +30,7 @@ def describe(report: Report) -> str:
         "activations (M_a)": map(_number, simulation.peak_activations),
         "weights (M_w)": map(_number, simulation.weight_memory),
         "receive buffers": map(str, simulation.peak_receive_buffers),
+        "send buffers": map(str, simulation.peak_send_buffers),
     }
     ranks = map(str, range(placement.num_ranks))
     lines += table(["rank", *columns], list(zip(ranks, *columns.values(), strict=True)))
@@ -40,14 +41,14 @@ def compare(reports: Sequence[Report]) -> str:
     """A row for each, the shortest makespan first, and what to make of it."""
     reports = sorted(reports, key=by_makespan)
     headers = ["schedule", "stages", "makespan", "bubble", "own span", "formula"]
-    headers += ["activations (M_a)", "weights (M_w)", "receive buffers", "transfers"]
+    headers += ["activations (M_a)", "weights (M_w)", "receive buffers", "send buffers"]
+    headers += ["transfers"]
     has_memory = any((r.costs.weight_memory, r.costs.activation_memory) != (1, 1) for r in reports)
     headers += ["memory"] * has_memory
     rows = []
     for report in reports:
         simulation, form = report.simulation, report.closed_form
         least, most = min(simulation.peak_activations), max(simulation.peak_activations)
-        buffers = simulation.peak_receive_buffers
         formula = "" if form is None or form.bubble_ratio is None else _percent(form.bubble_ratio)
         rows.append(
             [
@@ -59,7 +60,8 @@ def compare(reports: Sequence[Report]) -> str:
                 formula,
                 f"{_number(least)} to {_number(most)}",
                 _number(max(simulation.weight_memory)),
-                str(max(buffers)),
+                str(max(simulation.peak_receive_buffers)),
+                str(max(simulation.peak_send_buffers)),
                 str(simulation.transfers),
                 *[_number(report.peak_memory)] * has_memory,
             ]

@@ -6,19 +6,28 @@ from itertools import product
 import pytest
 from lowering.random_schedules import random_schedule
 
+from hanayo_megatron.lowering.announced import announce_shapes
 from hanayo_megatron.lowering.deadlock import check_deadlock_free
 from hanayo_megatron.lowering.lower import lower
 from hanayo_megatron.lowering.rendezvous import Communicator
 from hanayo_megatron.schedule import Costs, ScheduleError, ScheduleSpec
 from hanayo_megatron.schedule.registry import build_schedule, schedule_names
+from hanayo_megatron.simulate.transfer_buffers import peak_buffers
 
 SLOW_LINKS = Costs(forward=1, backward=2, transfer=0.3)
 
 
 def check(schedule, costs):
-    lowered = lower(schedule, costs)
-    for communicator in Communicator:
-        check_deadlock_free(lowered, communicator=communicator)
+    """With and without a limit on receive buffers, which is kept; with shapes announced, too."""
+    for limit in (None, 1, 2):
+        lowered = lower(schedule, costs, receive_buffers=limit)
+        for communicator in Communicator:
+            announced = announce_shapes(lowered, communicator)
+            check_deadlock_free(lowered, communicator=communicator)
+            check_deadlock_free(announced, communicator=communicator)
+            if limit is not None:
+                assert max(peak_buffers(lowered).receive) <= limit
+                assert max(peak_buffers(announced).receive) <= limit
 
 
 def sweep(name, ranks, waves, microbatches):

@@ -4,7 +4,7 @@ import pytest
 
 from hanayo_megatron.lowering.deadlock import DeadlockError, check_deadlock_free
 from hanayo_megatron.lowering.lower import LoweredSchedule, lower
-from hanayo_megatron.lowering.operation import Compute, Exchange, Free, Transfer
+from hanayo_megatron.lowering.operation import Announce, Compute, Exchange, Free, Transfer
 from hanayo_megatron.lowering.transfer_faults import find_transfer_faults
 from hanayo_megatron.schedule import Action, Kind, ScheduleSpec
 from hanayo_megatron.schedule.registry import build_schedule
@@ -124,6 +124,30 @@ def test_an_input_that_nobody_reads():
 
     assert faults(first=without_backward) == [
         "rank 0 never reads the gradient of microbatch 0 that it receives for stage 0"
+    ]
+
+
+def test_announcements_that_do_not_fit_the_exchanges():
+    def announced(program):
+        program[1:1] = [Announce(1, (ACTIVATION,), ())]
+
+    assert faults(first=announced) == [
+        "rank 0 at position 3 exchanges a group with rank 1 that it did not announce"
+    ]
+
+    def early(program):
+        program.insert(0, Announce(1, (ACTIVATION,), ()))
+        program.insert(3, Announce(1, (), (GRADIENT,)))
+
+    assert faults(first=early) == [f"rank 0 at position 0 announces the {A} before it is computed"]
+
+    def never_sent(program):
+        program[:2] = [Announce(0, (), (ACTIVATION,)), program[0], program[1]]
+        program.append(Announce(0, (GRADIENT,), ()))
+
+    assert faults(second=never_sent) == [
+        "rank 1 at position 5 exchanges a group with rank 0 that it did not announce",
+        "rank 1 never exchanges what it announces to rank 0",
     ]
 
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from pipeline_model import ModuleWorker, make_stages, run_reference
+from pipeline_model import ModuleWorker, PoisonedBuffers, make_stages, run_reference
 
-from hanayo_megatron.lowering.lower import lower
 from hanayo_megatron.runtime.executor import Executor
-from hanayo_megatron.runtime.messenger import KnownShapes
+from hanayo_megatron.runtime.messenger import Messenger
 from hanayo_megatron.runtime.torch_transport import transport_for
 from hanayo_megatron.schedule import ScheduleSpec, build_schedule
+from hanayo_megatron.simulate.prefetch import lower_with_least_buffers
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -75,7 +75,7 @@ def _main(pipe, store: Path, rank: int, num_ranks: int, work: Callable, args: tu
 
 def train_and_measure(rank: int, name: str, spec: ScheduleSpec, steps: int, warm: int) -> list:
     """Pages and Python objects in use after ``warm`` and after all steps."""
-    lowered = lower(build_schedule(name, spec))
+    lowered = lower_with_least_buffers(build_schedule(name, spec))
     stages = make_stages(lowered.schedule.placement.num_stages)
     measured = []
     for step in range(1, steps + 1):
@@ -94,7 +94,7 @@ def train_after_a_delay(rank: int, name: str, spec: ScheduleSpec, seed: int) -> 
     schedule = build_schedule(name, spec)
     stages = make_stages(schedule.placement.num_stages)
     time.sleep(random.Random(seed * 1000 + rank).uniform(0, 0.6))
-    _step(lower(schedule), rank, stages)
+    _step(lower_with_least_buffers(schedule), rank, stages)
     expected, _ = run_reference(schedule)
     gradients = [p.grad for stage in stages for p in stage.parameters()]
     return all(
@@ -108,5 +108,5 @@ def _step(lowered, rank: int, stages: list[torch.nn.Module]) -> None:
     worker = ModuleWorker(stages, lowered.schedule)
     num_stages = lowered.schedule.placement.num_stages
     transport = transport_for(dist.group.WORLD, num_stages=num_stages)
-    messenger = KnownShapes(transport, worker.empty)
+    messenger = Messenger(transport, PoisonedBuffers())
     Executor(lowered, rank=rank, worker=worker, messenger=messenger).run()

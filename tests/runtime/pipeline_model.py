@@ -8,14 +8,18 @@ from typing import NamedTuple
 
 import torch
 
-from hanayo_megatron.lowering.lower import lower
+from hanayo_megatron.lowering.announced import announce_shapes
+from hanayo_megatron.lowering.lower import LoweredSchedule
 from hanayo_megatron.lowering.operation import Transfer
+from hanayo_megatron.lowering.rendezvous import Communicator
 from hanayo_megatron.runtime.checked_transport import CheckedTransport
 from hanayo_megatron.runtime.executor import ExecutionStats, Executor
-from hanayo_megatron.runtime.messenger import AnnouncedShapes, KnownShapes
+from hanayo_megatron.runtime.messenger import Messenger
+from hanayo_megatron.runtime.receive_buffers import ReceiveBuffers
 from hanayo_megatron.runtime.strict_transport import StrictNetwork
-from hanayo_megatron.runtime.tensors import Tensors, parts
+from hanayo_megatron.runtime.tensors import Tensors, TensorSpec, parts
 from hanayo_megatron.schedule.schedule import Schedule
+from hanayo_megatron.simulate.prefetch import lower_with_least_buffers
 
 WIDTH = 4
 ROWS = 3
@@ -128,8 +132,8 @@ class ModuleWorker:
             accumulate_grad=True,
         )
 
-    def empty(self, transfer: Transfer):
-        return torch.full((ROWS, WIDTH), torch.nan, dtype=torch.float64)
+    def specs_of(self, transfer: Transfer):
+        return TensorSpec((ROWS, WIDTH), torch.float64)
 
     def free(self, output):
         for tensor in parts(output):
@@ -137,6 +141,19 @@ class ModuleWorker:
 
     def sync_gradients(self, stage):
         self.synchronised.append(stage)
+
+
+class PoisonedBuffers(ReceiveBuffers):
+    """Full of NaN, so that nothing can be read before it has come, or once its memory is reused."""
+
+    def __init__(self):
+        super().__init__("cpu")
+
+    def take(self, specs):
+        tensors = super().take(specs)
+        for tensor in parts(tensors):
+            tensor.fill_(torch.nan if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max)
+        return tensors
 
 
 def gradients_of(inputs: Tensors | None) -> Tensors | None:
@@ -165,13 +182,16 @@ class Conditions:
     checked: bool = False
     straggler: int | None = None
 
-    def messenger(self, transport, worker):
+    def lists(self, schedule: Schedule) -> LoweredSchedule:
+        lowered = lower_with_least_buffers(schedule)
+        if self.announced:
+            lowered = announce_shapes(lowered, Communicator(self.communicators))
+        return lowered
+
+    def messenger(self, transport):
         if self.checked:
             transport = CheckedTransport(transport, step=1)
-        if not self.announced:
-            return KnownShapes(transport, worker.empty)
-        in_one_queue = self.communicators == "group"
-        return AnnouncedShapes(transport, device="cpu", in_one_queue=in_one_queue)
+        return Messenger(transport, PoisonedBuffers())
 
 
 class Outcome(NamedTuple):
@@ -205,7 +225,7 @@ def run_pipeline(schedule: Schedule, conditions: Conditions | None = None) -> Ou
     """The same by the executor, one thread a rank, on the strict transport."""
     how = conditions or Conditions()
     stages = make_stages(schedule.placement.num_stages, several=how.several)
-    lowered = lower(schedule)
+    lowered = how.lists(schedule)
     workers = [
         ModuleWorker(
             stages, schedule, ragged=how.ragged, delay=0.002 if rank == how.straggler else 0.0
@@ -218,7 +238,7 @@ def run_pipeline(schedule: Schedule, conditions: Conditions | None = None) -> Ou
             lowered,
             rank=rank,
             worker=workers[rank],
-            messenger=how.messenger(transport, workers[rank]),
+            messenger=how.messenger(transport),
         )
         executor.run()
         return executor.stats

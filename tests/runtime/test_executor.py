@@ -3,13 +3,24 @@
 import pytest
 import torch
 from library_cases import library_cases
-from pipeline_model import Conditions, run_pipeline, run_reference
+from pipeline_model import (
+    Conditions,
+    ModuleWorker,
+    PoisonedBuffers,
+    make_stages,
+    run_pipeline,
+    run_reference,
+)
 
-from hanayo_megatron.lowering.lower import lower
 from hanayo_megatron.lowering.operation import Exchange
+from hanayo_megatron.runtime.executor import Executor
+from hanayo_megatron.runtime.messenger import Messenger
+from hanayo_megatron.runtime.strict_transport import StrictNetwork
+from hanayo_megatron.runtime.transport import TransportError
 from hanayo_megatron.schedule import ScheduleSpec, build_schedule, schedule_names
 from hanayo_megatron.schedule.memory import peak_live
-from hanayo_megatron.simulate.receive_buffers import peak_receive_buffers
+from hanayo_megatron.simulate.prefetch import lower_with_least_buffers
+from hanayo_megatron.simulate.transfer_buffers import peak_buffers
 
 FEW = library_cases((2, 3, 4), (1, 2), (1, 4, 8))
 ALL = library_cases((2, 3, 4), (1, 2, 3), range(1, 10))
@@ -34,7 +45,8 @@ def check(name, spec):
     for run in runs:
         assert run.losses == expected_losses
         assert all(map(torch.equal, run.gradients, first.gradients))
-        assert all(s.live_activations == 0 and s.receive_buffers == 0 for s in run.stats)
+        for s in run.stats:
+            assert s.live_activations == s.receive_buffers == s.send_buffers == 0
         for rank, worker in enumerate(run.workers):
             trained = {action.stage for action in schedule.orders[rank]}
             assert sorted(worker.synchronised) == sorted(trained)
@@ -58,14 +70,16 @@ def test_gradients_of_all_sizes(name, spec):
 @pytest.mark.parametrize(("name", "spec"), library_cases((2, 4), (1, 2), (1, 3, 8)))
 def test_peaks_equal_the_simulators(name, spec):
     schedule = build_schedule(name, spec)
-    stats = run_pipeline(schedule).stats
-    assert [s.peak_activations for s in stats] == peak_live(schedule)
-    assert [s.peak_receive_buffers for s in stats] == list(peak_receive_buffers(lower(schedule)))
+    for how in (Conditions(), Conditions(announced=True)):
+        stats, peaks = run_pipeline(schedule, how).stats, peak_buffers(how.lists(schedule))
+        assert [s.peak_activations for s in stats] == peak_live(schedule)
+        assert tuple(s.peak_receive_buffers for s in stats) == peaks.receive
+        assert tuple(s.peak_send_buffers for s in stats) == peaks.send
 
 
 @pytest.mark.parametrize(("name", "spec"), FEW)
 def test_no_rank_sends_to_itself(name, spec):
-    for rank, program in enumerate(lower(build_schedule(name, spec)).programs):
+    for rank, program in enumerate(lower_with_least_buffers(build_schedule(name, spec)).programs):
         for operation in program:
             if isinstance(operation, Exchange):
                 assert operation.peer != rank
@@ -93,7 +107,8 @@ def test_shapes_that_change_and_tensors_of_several_dtypes(name, communicators, c
         assert run.losses == expected_losses
         for ours, theirs in zip(run.gradients, expected, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12)
-        assert all(s.live_activations == 0 and s.receive_buffers == 0 for s in run.stats)
+        for s in run.stats:
+            assert s.live_activations == s.receive_buffers == s.send_buffers == 0
 
 
 @pytest.mark.slow
@@ -111,3 +126,24 @@ def test_debug_mode_changes_nothing(name):
     schedule = build_schedule(name, ScheduleSpec(pp=3, microbatches=6))
     plain, checked = run_pipeline(schedule), run_pipeline(schedule, Conditions(checked=True))
     assert all(map(torch.equal, checked.gradients, plain.gradients))
+
+
+def test_a_tensor_of_another_size_than_expected_is_refused_before_it_is_sent():
+    class Narrow(ModuleWorker):
+        def forward(self, stage, microbatch, input_tensor):
+            output = super().forward(stage, microbatch, input_tensor)
+            return output[:2] if stage == 1 else output
+
+    schedule = build_schedule("1f1b", ScheduleSpec(pp=3, microbatches=2))
+    lowered, stages = lower_with_least_buffers(schedule), make_stages(3)
+
+    def work(rank, transport):
+        worker, messenger = Narrow(stages, schedule), Messenger(transport, PoisonedBuffers())
+        Executor(lowered, rank=rank, worker=worker, messenger=messenger).run()
+
+    with pytest.raises(TransportError) as error:
+        StrictNetwork(3).run(work)
+    assert (
+        "the activation of microbatch 0 from stage 1 on rank 1 to stage 2 on rank 2 is [2, 4] of "
+        "torch.float64; the receiver expects [3, 4] of torch.float64"
+    ) in str(error.value)

@@ -1,85 +1,49 @@
-"""Order of headers and data, and what headers can say."""
+"""Headers say what data is like, and buffers are made by them."""
 
 import pytest
 import torch
 
 from hanayo_megatron.lowering.operation import Transfer
 from hanayo_megatron.runtime import shape_header
-from hanayo_megatron.runtime.messenger import AnnouncedShapes, Message
+from hanayo_megatron.runtime.messenger import Expected, Message, Messenger
+from hanayo_megatron.runtime.receive_buffers import ReceiveBuffers
+from hanayo_megatron.runtime.strict_transport import StrictNetwork
+from hanayo_megatron.runtime.tensors import TensorSpec, specs_of
 from hanayo_megatron.schedule import Kind
 
-TRANSFERS = {
-    (source, target): Transfer(Kind.F, 0, source, target, source, target)
-    for source in range(3)
-    for target in range(3)
-}
+DOWN = Transfer(Kind.F, 3, 0, 1, 0, 1)
+UP = Transfer(Kind.B, 2, 1, 0, 1, 0)
 
 
-class Log:
-    """Remembers the groups posted: (peer, header or data); fills headers by what is expected."""
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        torch.arange(6.0).view(2, 3),
+        (torch.ones(2, dtype=torch.bfloat16), torch.tensor(5), torch.empty(0, 7)),
+    ],
+)
+def test_what_was_announced_arrives(tensors):
+    back = torch.full((5,), 8, dtype=torch.int32)
 
-    def __init__(self):
-        self.posted = []
+    def work(rank, transport):
+        messenger = Messenger(transport, ReceiveBuffers("cpu"))
+        mine, theirs = (Message(DOWN, tensors), UP) if rank == 0 else (Message(UP, back), DOWN)
+        told, (announcement,) = messenger.announce(1 - rank, sends=[mine], receives=[theirs])
+        specs = announcement.wait()
+        sent, (arrival,) = messenger.exchange(
+            1 - rank, sends=[mine], receives=[Expected(theirs, specs)]
+        )
+        for handle in (*told, *sent):
+            handle.wait()
+        return arrival.wait()
 
-    def exchange(self, peer, *, sends, receives):
-        is_header = {p.part == shape_header.MAX_TENSORS for p in (*sends, *receives)}
-        self.posted.append((peer, "header" if is_header == {True} else "data"))
-        for parcel in receives:
-            if is_header == {True}:
-                parcel.tensor.copy_(shape_header.write(torch.empty(2, 3), "cpu"))
-        return [self] * (len(sends) + len(receives))
-
-    def wait(self):
-        self.posted.append("wait")
-
-
-def messenger(*, in_one_queue):
-    log = Log()
-    return AnnouncedShapes(log, device="cpu", in_one_queue=in_one_queue), log.posted
-
-
-def send(to):
-    return {"sends": [Message(TRANSFERS[0, to], torch.ones(2))], "receives": []}
-
-
-def receive(source):
-    return {"sends": [], "receives": [TRANSFERS[source, 0]]}
-
-
-def test_data_follows_at_once_where_a_rank_only_sends():
-    mail, posted = messenger(in_one_queue=False)
-    mail.exchange(1, **send(1))
-    assert posted == [(1, "header"), "wait", (1, "data")]
-
-
-def test_receiving_waits_only_when_the_data_is_needed():
-    mail, posted = messenger(in_one_queue=False)
-    _, (arrival,) = mail.exchange(1, **receive(1))
-    assert posted == [(1, "header")]
-    assert arrival.wait().shape == (2, 3)
-    assert posted == [(1, "header"), "wait", (1, "data"), "wait"]
-
-
-def test_a_wait_posts_the_data_of_earlier_groups_and_of_no_later_one():
-    mail, posted = messenger(in_one_queue=False)
-    mail.exchange(1, **receive(1))
-    _, (second,) = mail.exchange(2, **receive(2))
-    mail.exchange(1, **receive(1))
-    data = [entry for entry in posted if entry != "wait"]
-    assert data == [(1, "header"), (2, "header"), (1, "data"), (1, "header")]
-    second.wait()
-    data = [entry for entry in posted if entry != "wait"]
-    assert data[4:] == [(2, "data")]
-
-
-def test_in_one_queue_headers_and_data_alternate():
-    mail, posted = messenger(in_one_queue=True)
-    for peer in (1, 2, 1):
-        mail.exchange(peer, **receive(peer))
-    assert [entry for entry in posted if entry != "wait"] == [
-        *((1, "header"), (1, "data"), (2, "header"), (2, "data")),
-        (1, "header"),
-    ]
+    at_first, at_second = StrictNetwork(2).run(work)
+    assert torch.equal(at_first, back)
+    assert specs_of(at_second) == specs_of(tensors)
+    if isinstance(tensors, tuple):
+        assert all(map(torch.equal, at_second, tensors))
+    else:
+        assert torch.equal(at_second, tensors)
 
 
 @pytest.mark.parametrize(
@@ -92,13 +56,14 @@ def test_in_one_queue_headers_and_data_alternate():
     ],
 )
 def test_headers_say_number_dtypes_and_shapes(tensors):
-    found = shape_header.read(shape_header.write(tensors, "cpu"))
-    assert isinstance(found, tuple) == isinstance(tensors, tuple)
+    assert shape_header.read(shape_header.write(tensors, "cpu")) == specs_of(tensors)
 
-    def facts(given):
-        return [(t.dtype, t.shape) for t in (given if isinstance(given, tuple) else (given,))]
 
-    assert facts(found) == facts(tensors)
+def test_specs():
+    single = specs_of(torch.empty(2, 0, dtype=torch.float16))
+    assert single == TensorSpec((2, 0), torch.float16)
+    assert str(single) == "[2, 0] of torch.float16"
+    assert specs_of((torch.empty(1),)) == (TensorSpec((1,), torch.float32),)
 
 
 @pytest.mark.parametrize(

@@ -6,17 +6,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from pipeline_model import ModuleWorker, make_stages, run_reference
+from pipeline_model import ModuleWorker, PoisonedBuffers, make_stages, run_reference
 
-from hanayo_megatron.lowering.lower import lower
 from hanayo_megatron.lowering.operation import Transfer
 from hanayo_megatron.megatron.replica_gradients import ReplicaGradientSync
 from hanayo_megatron.runtime.executor import Executor
-from hanayo_megatron.runtime.messenger import KnownShapes
+from hanayo_megatron.runtime.messenger import Messenger
 from hanayo_megatron.runtime.strict_transport import StrictNetwork
 from hanayo_megatron.runtime.transport import Parcel, TransportError
 from hanayo_megatron.schedule import ScheduleSpec, build_schedule
 from hanayo_megatron.schedule.action import Kind
+from hanayo_megatron.simulate.prefetch import lower_with_least_buffers
 
 CASES = [
     (name, pp, microbatches)
@@ -71,7 +71,7 @@ class FirstReplicaFirst(ReplicaGradientSync):
 def train(name, pp, microbatches, make_sync, communicators="pair"):
     """Summed gradients of every piece of the model, by rank and piece."""
     schedule = build_schedule(name, ScheduleSpec(pp=pp, microbatches=microbatches))
-    placement, lowered = schedule.placement, lower(schedule)
+    placement, lowered = schedule.placement, lower_with_least_buffers(schedule)
     model = make_stages(placement.model_stages)
     stages = [*model, *make_stages(placement.model_stages)]
     network = StrictNetwork(pp, communicators)
@@ -89,7 +89,7 @@ def train(name, pp, microbatches, make_sync, communicators="pair"):
             worker.sync_gradients = lambda stage: sync.after_last_backward(
                 placement.chunk_of[stage]
             )
-            messenger = KnownShapes(transport, worker.empty)
+            messenger = Messenger(transport, PoisonedBuffers())
             Executor(lowered, rank=rank, worker=worker, messenger=messenger).run()
         return [chunk.finish_grad_sync() for chunk in chunks], worker.losses
 
