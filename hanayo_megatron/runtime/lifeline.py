@@ -64,15 +64,20 @@ class Lifeline:
     def __init__(self, address: Address) -> None:
         self._address = address
         self._connection: socket.socket | None = None
+        self._is_gone = False
         self.obstacle: OSError | None = None
         """Why no connection could be made, so that nothing can be told."""
         try:
             self._connection = _connect(address)
         except OSError as error:
-            self.obstacle = error
+            # A refusal may be a firewall's, but not within one machine.
+            self._is_gone = isinstance(error, ConnectionRefusedError) and _is_here(address.host)
+            self.obstacle = None if self._is_gone else error
 
     def holds(self) -> bool | None:
         """Whether the other process lives; None: there was no connection to tell by."""
+        if self._is_gone:
+            return False
         if self._connection is None:
             return None
         if not _is_cut(self._connection):
@@ -81,8 +86,8 @@ class Lifeline:
         try:  # the network may have lost the connection, and not the process
             self._connection = _connect(self._address)
         except OSError:
-            return False
-        return True
+            self._is_gone = True
+        return not self._is_gone
 
     def close(self) -> None:
         if self._connection is not None:
@@ -101,6 +106,12 @@ def _host_for_others(meeting_point: str) -> str:
     except OSError:
         return socket.gethostname()
     return meeting_point if ipaddress.ip_address(local).is_loopback else local
+
+
+def _is_here(host: str) -> bool:
+    """Whether a host that was just found by its name is this machine."""
+    local = _local_address(host)
+    return local == host or ipaddress.ip_address(local).is_loopback
 
 
 def _local_address(host: str) -> str:

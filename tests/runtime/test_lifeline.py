@@ -86,14 +86,35 @@ def test_a_connection_that_the_network_lost_is_made_anew():
     assert line.holds() is False
 
 
-def test_what_cannot_be_reached_is_not_judged():
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "10.1.2.3"])
+def test_on_its_own_machine_who_refuses_a_connection_is_gone(monkeypatch, host):
     anchor = Anchor("localhost")
     anchor.close()
-    line = Lifeline(anchor.address)
+    if host == "10.1.2.3":
+        monkeypatch.setattr(module.socket, "create_connection", refuse)
+        monkeypatch.setattr(module, "_local_address", lambda host: "10.1.2.3")
+    line = Lifeline(anchor.address._replace(host=host))
+    assert line.obstacle is None
+    assert line.holds() is False
+
+
+def test_who_refuses_a_connection_elsewhere_is_not_judged(monkeypatch):
+    """It may be a firewall that refuses."""
+    monkeypatch.setattr(module.socket, "create_connection", refuse)
+    monkeypatch.setattr(module, "_local_address", lambda host: "10.1.2.4")
+    line = Lifeline(Address("10.1.2.3", 1))
     assert line.holds() is None
     assert isinstance(line.obstacle, ConnectionRefusedError)
-    line = Lifeline(Address("no-such-host.invalid", 1))
+
+
+def test_who_cannot_be_reached_is_not_judged():
+    line = Lifeline(Address("255.255.255.255", 1))
     assert line.holds() is None
+    assert isinstance(line.obstacle, OSError)
+
+
+def refuse(*args, **kwargs):
+    raise ConnectionRefusedError
 
 
 def test_a_port_joined_to_itself_is_nobody(monkeypatch):
@@ -103,7 +124,7 @@ def test_a_port_joined_to_itself_is_nobody(monkeypatch):
     joined.connect(joined.getsockname())
     monkeypatch.setattr(module.socket, "create_connection", lambda *args, **kwargs: joined)
     line = Lifeline(Address("127.0.0.1", 1))
-    assert line.holds() is None
+    assert line.holds() is False
 
 
 @pytest.mark.parametrize(
