@@ -27,6 +27,7 @@ from hanayo_megatron.megatron.timelines import StepTimelines
 from hanayo_megatron.runtime.agreement import agree
 from hanayo_megatron.runtime.checked_transport import CheckedTransport
 from hanayo_megatron.runtime.communicators import connect_group, connect_pairs
+from hanayo_megatron.runtime.lifeline import Anchor
 from hanayo_megatron.runtime.messenger import Messenger
 from hanayo_megatron.runtime.notice_board import NoticeBoard
 from hanayo_megatron.runtime.observer import Observer
@@ -84,6 +85,7 @@ class Job:
             return
         watchdog = Watchdog(
             NoticeBoard(_own_store("watchdog")),
+            Anchor(os.environ.get("MASTER_ADDR", "localhost")),
             rank=dist.get_rank(),
             num_ranks=dist.get_world_size(),
             progress=self.progress,
@@ -136,8 +138,9 @@ class Job:
             self.progress.begin_step()
             try:
                 losses = step(*args, **kwargs)
-            except OneRankError as error:
-                if self._watchdog is not None:
+            except BaseException as error:
+                self.progress.leave_step(error)
+                if self._watchdog is not None and isinstance(error, OneRankError):
                     self._watchdog.fail(str(error), lost_connection=False)
                 raise
             self.progress.end_step()

@@ -42,7 +42,8 @@ def add_job_arguments(group: argparse._ArgumentGroup) -> None:
         default=_WATCHDOG_SECONDS,
         metavar="SECONDS",
         help="End the job, saying what every rank is doing, when a rank is that long in one place "
-        "of a step. Also ends the job when a rank dies. 0 switches both off. "
+        "of a step. Also ends the job when a rank dies, or ends before the others are through. 0 "
+        "switches all of this off. "
         f"Default {_WATCHDOG_SECONDS:.0f}.",
     )
     group.add_argument(

@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from hanayo_megatron.errors import HanayoError
 
-_POLL_SECONDS = 0.05
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+_MORE_PAUSE = 1.2
 _MOST_DIFFERENCES = 5
 
 
@@ -54,9 +55,9 @@ def agree(
     if not found:
         return
     if rank == 0:  # which may hold the store: stay until the others have read it
-        readers, until = num_ranks - 1 - len(missing), time.monotonic() + 2
+        readers, until = num_ranks - 1 - len(missing), time.monotonic() + 5
         while store.add("read", 0) < readers and time.monotonic() < until:
-            time.sleep(_POLL_SECONDS)
+            time.sleep(_FIRST_PAUSE)
     raise DisagreementError(found)
 
 
@@ -65,20 +66,29 @@ def _key(rank: int) -> str:
 
 
 def _missing(store: dist.Store, ranks: list[int], deadline: float) -> list[int]:
-    return [rank for rank in ranks if not _wait_for_key(store, _key(rank), deadline)]
+    if _wait_for_keys(store, [_key(rank) for rank in ranks], deadline):
+        return []
+    return [rank for rank in ranks if not store.check([_key(rank)])]
 
 
 def _wait_for_verdict(store: dist.Store, deadline: float, patience: float) -> bool:
     """Rank 0 may have come later, and waits for the others from then on."""
-    here = _wait_for_key(store, _key(0), deadline)
-    return here and _wait_for_key(store, "verdict", time.monotonic() + patience + 2)
+    here = _wait_for_keys(store, [_key(0)], deadline)
+    return here and _wait_for_keys(store, ["verdict"], time.monotonic() + patience + 2)
 
 
-def _wait_for_key(store: dist.Store, key: str, deadline: float) -> bool:
-    while not store.check([key]):
-        if time.monotonic() > deadline:
+def _wait_for_keys(store: dist.Store, keys: list[str], deadline: float) -> bool:
+    """Ask less and less often: one store serves thousands of ranks.
+
+    The store's own ``wait`` would hold up Ctrl-C, and writes lines of its own when time is up.
+    """
+    pause = _FIRST_PAUSE
+    while not store.check(keys):
+        now = time.monotonic()
+        if now > deadline:
             return False
-        time.sleep(_POLL_SECONDS)
+        time.sleep(min(pause, max(_FIRST_PAUSE, deadline - now)))
+        pause = min(pause * _MORE_PAUSE, _LONGEST_PAUSE)
     return True
 
 
@@ -91,7 +101,7 @@ def _absent(ranks: list[int], patience: float) -> str:
 
 
 def _differences(store: dist.Store, num_ranks: int) -> str:
-    given = [json.loads(store.get(_key(rank))) for rank in range(num_ranks)]
+    given = [json.loads(text) for text in store.multi_get([_key(r) for r in range(num_ranks)])]
     names = dict.fromkeys(name for fields in given for name in fields)
     told = []
     for name in names:

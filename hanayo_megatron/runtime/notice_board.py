@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-from hanayo_megatron.runtime.process_life import Process
+from hanayo_megatron.runtime.lifeline import Address
 
 
 class Phase(StrEnum):
@@ -19,13 +19,22 @@ class Phase(StrEnum):
 
 
 class Notice(NamedTuple):
-    """What a rank last said of itself. ``beat`` changes with every notice."""
+    """What a rank last said of itself.
+
+    Args:
+        beat: changes with every notice.
+        steps: begun so far.
+        mid_step: whether the last of them has not ended.
+        doing: one line for people.
+        anchor: where the rank's process can be held on to.
+    """
 
     beat: int
     phase: Phase
     steps: int
+    mid_step: bool
     doing: str
-    process: Process
+    anchor: Address
 
 
 class NoticeBoard:
@@ -49,8 +58,8 @@ class NoticeBoard:
         key = f"notice/{rank}"
         if not self._store.check([key]):
             return None
-        beat, phase, steps, doing, process = json.loads(self._store.get(key))
-        return Notice(beat, Phase(phase), steps, doing, Process(*process))
+        beat, phase, steps, mid_step, doing, anchor = json.loads(self._store.get(key))
+        return Notice(beat, Phase(phase), steps, mid_step, doing, Address(*anchor))
 
     def sound_alarm(self) -> None:
         """Some rank has lost a connection: look for the one that is gone."""

@@ -27,8 +27,9 @@ class Progress:
     wait for a transfer, and the first event that has not passed tells what the GPU waits for.
 
     Args:
-        on_gpu: whether the work that is issued runs on the current CUDA device, and somebody asks
-            for ``seconds_without_change`` now and then, which lets go of events that have passed.
+        on_gpu: whether the work that is issued runs on the CUDA device that is current when a step
+            begins, and somebody asks for ``seconds_without_change`` now and then, which lets go of
+            events that have passed.
     """
 
     def __init__(self, *, on_gpu: bool) -> None:
@@ -36,7 +37,8 @@ class Progress:
         self._operation: Operation | None = None
         self._transfer: Transfer | None = None
         self._doing = "starting"
-        self._in_step = False
+        self._left_by = ""
+        self._device = -1
         self._position = self._length = 0
         self._changes = 0
         self._seen = (-1, time.monotonic())
@@ -44,11 +46,16 @@ class Progress:
         self._mark_seen: tuple[torch.cuda.Event | None, float] = (None, 0.0)
         self.steps = 0
         """Steps begun so far."""
+        self.mid_step = False
+        """Whether the thread that trains has begun a step and not ended it."""
 
     def begin_step(self) -> None:
         """From here to ``end_step`` something must go on all the time."""
         self.steps += 1
-        self._in_step = True
+        self.mid_step = True
+        self._left_by = ""
+        if self._on_gpu:
+            self._device = torch.cuda.current_device()
         self.note("starting")
 
     def begin_list(self, num_operations: int) -> None:
@@ -58,7 +65,13 @@ class Progress:
     def end_step(self) -> None:
         """What follows may take any time: validation, checkpoints, the user's code."""
         self.note("behind the pipeline's part of the step")
-        self._in_step = False
+        self.mid_step = False
+
+    def leave_step(self, error: BaseException) -> None:
+        """An error cuts the step short; likely the rank ends by it, inside the step."""
+        first_line = (str(error).splitlines() or [""])[0]
+        self._left_by = f"; then {type(error).__name__}: {first_line}"
+        self._changes += 1
 
     def note(self, doing: str) -> None:
         """What the rank does while no operation is at work."""
@@ -88,15 +101,15 @@ class Progress:
     @property
     def in_step(self) -> bool:
         """Whether a step runs, or work of it is left on the GPU."""
-        return self._in_step or bool(self._marks)
+        return self.mid_step or bool(self._marks)
 
     def seconds_without_change(self) -> float:
         """For how long nothing went on, as far as calls of this method have seen."""
         now = time.monotonic()
         if self._changes != self._seen[0]:
             self._seen = (self._changes, now)
-        while self._marks and self._marks[0][0].query():
-            self._marks.popleft()
+        if self._marks:
+            self._let_go_of_passed()
         if not self._marks:
             return now - self._seen[1]
         event = self._marks[0][0]
@@ -106,6 +119,15 @@ class Progress:
 
     def describe(self) -> str:
         """One line for people."""
+        return self._describe_place() + self._left_by
+
+    def _let_go_of_passed(self) -> None:
+        # The asking thread's own device is 0: CUDA would set up a context there for every rank.
+        with torch.cuda.device(self._device):
+            while self._marks and self._marks[0][0].query():
+                self._marks.popleft()
+
+    def _describe_place(self) -> str:
         operation, transfer = self._operation, self._transfer
         if self._marks:
             return f"step {self.steps}: the GPU waits for the {self._marks[0][1]}"

@@ -1,11 +1,14 @@
 """Ends a job that hangs, or that has lost a rank, with a text that says why.
 
-Every rank has a thread that puts a notice on the board about once a second. It ends the job if
+Every rank has a thread that puts a notice on the board about once a second, and that holds a
+lifeline to the next rank that has not ended. It ends the job if
 
 - its own rank has been in one place of a step for longer than allowed;
-- the next rank that has not ended has gone silent: killed, crashed, or its machine is down;
+- the next rank's lifeline is cut: killed, crashed, or its machine is down;
+- a rank has ended by itself while the others go on;
 - another rank gave a reason to end the job;
-- the store of torch.distributed is gone, and with it the rank that holds it.
+- the store of torch.distributed is gone, and with it the rank that holds it; a second thread ends
+  the job if the store does not answer, which the first one would wait for.
 
 The thread that trains takes no part in this, so that nothing slows a step and a hang in native code
 does not matter. Of N ranks each makes four small requests a second to the store.
@@ -19,40 +22,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from hanayo_megatron.runtime.lifeline import Anchor
+from hanayo_megatron.runtime.neighbours import Neighbours
 from hanayo_megatron.runtime.notice_board import Notice, NoticeBoard, Phase
-from hanayo_megatron.runtime.process_life import is_alive, this_process
+from hanayo_megatron.runtime.patience import Patience
 from hanayo_megatron.runtime.progress import Progress
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Patience:
-    """Seconds.
-
-    Args:
-        hang: in one place of a step; also without a sign of life before the first step, and of a
-            process that can be seen to live: native code may hold Python up.
-        silence: without a sign of life; long, since a step may hold Python up for seconds.
-        silence_in_alarm: the same while some rank reports a lost connection.
-        end: for the other ranks to end as well, on the rank that holds the store.
-        interval: between two notices of a rank.
-    """
-
-    hang: float
-    silence: float = 15.0
-    silence_in_alarm: float = 4.0
-    end: float = 10.0
-    interval: float = 1.0
-
-
 class Watchdog:
-    """One rank's thread.
+    """One rank's threads.
 
     Args:
         board: shared by all ranks.
+        anchor: of this process; closed when the watchdog ends.
         rank, num_ranks: of the whole job.
         progress: of this rank.
         patience: how long to wait for what.
@@ -63,6 +48,7 @@ class Watchdog:
     def __init__(
         self,
         board: NoticeBoard,
+        anchor: Anchor,
         *,
         rank: int,
         num_ranks: int,
@@ -72,6 +58,7 @@ class Watchdog:
         leave: Callable[[int], None] = os._exit,
     ) -> None:
         self._board = board
+        self._anchor = anchor
         self._rank = rank
         self._num_ranks = num_ranks
         self._progress = progress
@@ -79,16 +66,20 @@ class Watchdog:
         self._holds_store = holds_store
         self._leave = leave
         self._beat = 0
-        self._next = (rank + 1) % num_ranks
-        self._heard: tuple[int, float] = (-1, time.monotonic())
+        self._neighbours = Neighbours(board, rank=rank, num_ranks=num_ranks, patience=patience)
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._alarmed = False
         self._failure: str | None = None
         self._thread = threading.Thread(target=self._run, name="pipeline-watchdog", daemon=True)
+        self._over = threading.Event()
+        self._store_thread = threading.Thread(
+            target=self._watch_store, name="pipeline-watchdog-store", daemon=True
+        )
 
     def start(self) -> None:
         self._thread.start()
+        self._store_thread.start()
 
     def fail(self, reason: str, *, lost_connection: bool) -> None:
         """The thread that trains has failed; call it before the process ends.
@@ -100,7 +91,8 @@ class Watchdog:
             self._alarmed = True
             self._wake.set()
             patience = self._patience
-            self._thread.join(patience.silence_in_alarm + 4 * patience.interval)
+            longest = max(patience.silence_in_alarm, patience.stranded)
+            self._thread.join(longest + 4 * patience.interval)
         self._failure = reason
         self._wake.set()
         self._thread.join(4 * self._patience.interval)
@@ -121,6 +113,10 @@ class Watchdog:
                 self._wait_for_others(self._patience.end)
         except RuntimeError as error:  # what stores raise
             self._lost_store(error)
+        finally:
+            self._over.set()
+            self._anchor.close()
+            self._neighbours.close()
 
     def _round(self) -> bool:
         """Say, look and judge once; False when this rank is to end in good order."""
@@ -130,22 +126,17 @@ class Watchdog:
         if self._alarmed:
             self._board.sound_alarm()
         if self._failure is not None:
-            self._board.end_job(f"rank {self._rank} failed: {self._failure}")
+            ranks = f"\n{self._all_ranks()}" if self._alarmed else ""
+            self._board.end_job(f"rank {self._rank} failed: {self._failure}{ranks}")
             return False
         reason = self._board.end
         if reason is not None:
             self._end(reason)
             return False
-        if self._progress.in_step:
-            seconds = self._progress.seconds_without_change()
-            if seconds > self._patience.hang:
-                self._board.end_job(
-                    f"rank {self._rank} has been in one place for {seconds:.0f} s: "
-                    f"{self._progress.describe()}.\n{self._all_ranks()}"
-                )
-                self._wake.set()
-                return True
-        self._listen()
+        reason = self._hang() or self._neighbours.loss() or self._early_end()
+        if reason is not None:
+            self._board.end_job(f"{reason}.\n{self._all_ranks()}")
+            self._wake.set()
         return True
 
     def _say(self, phase: Phase) -> None:
@@ -153,37 +144,43 @@ class Watchdog:
         progress = self._progress
         self._board.put(
             self._rank,
-            Notice(self._beat, phase, progress.steps, progress.describe(), this_process()),
+            Notice(
+                self._beat,
+                phase,
+                progress.steps,
+                progress.mid_step,
+                progress.describe(),
+                self._anchor.address,
+            ),
         )
 
-    def _listen(self) -> None:
-        """To the next rank that has not ended in good order."""
-        now = time.monotonic()
-        notice = self._board.read(self._next)
-        beat = 0 if notice is None else notice.beat
-        if notice is not None and notice.phase is Phase.ENDED:
-            self._next = (self._next + 1) % self._num_ranks
-            self._heard = (-1, now)
-            return
-        if beat != self._heard[0] or self._next == self._rank:
-            self._heard = (beat, now)
-            return
-        silent = now - self._heard[1]
-        if silent > self._allowed_silence(notice):
-            last = "nothing so far" if notice is None else notice.doing
-            self._board.end_job(
-                f"rank {self._next} is gone: no sign of life for {silent:.0f} s (killed, crashed, "
-                f"or its machine is down). The last it said: {last}.\n{self._all_ranks()}"
-            )
-            self._wake.set()
+    def _hang(self) -> str | None:
+        """Why the job must end; None: this rank gets on."""
+        seconds = self._seconds_in_one_place()
+        if seconds <= self._patience.hang:
+            return None
+        return (
+            f"rank {self._rank} has been in one place for {seconds:.0f} s: "
+            f"{self._progress.describe()}"
+        )
 
-    def _allowed_silence(self, notice: Notice | None) -> float:
-        if notice is not None and is_alive(notice.process):
-            return self._patience.hang
-        if self._alarmed or self._board.alarm:
-            return self._patience.silence_in_alarm
-        has_trained = notice is not None and notice.steps > 0
-        return self._patience.silence if has_trained else self._patience.hang
+    def _seconds_in_one_place(self) -> float:
+        return self._progress.seconds_without_change() if self._progress.in_step else 0.0
+
+    def _early_end(self) -> str | None:
+        """Why the job must end; None: whoever has ended was through."""
+        now, steps = time.monotonic(), self._progress.steps
+        is_stranded = self._seconds_in_one_place() > self._patience.stranded
+        for rank, (notice, since) in self._neighbours.ended.items():
+            ended = f"rank {rank} has ended by itself (its exit code is not known here)"
+            if notice.mid_step and now - since > self._patience.stranded:
+                return f"{ended} in the middle of {notice.doing}"
+            if is_stranded and notice.steps < steps:
+                return (
+                    f"{ended} before step {notice.steps + 1}; rank {self._rank} waits in "
+                    f"{self._progress.describe()}"
+                )
+        return None
 
     def _all_ranks(self) -> str:
         lines = ["What every rank was doing:"]
@@ -204,6 +201,21 @@ class Watchdog:
             waiting = {r for r, n in notices.items() if n is None or n.phase is not Phase.ENDED}
             time.sleep(0.05)
 
+    def _watch_store(self) -> None:
+        """Counts its own rounds: time also passes while native code holds all threads up."""
+        interval, beat, rounds = self._patience.interval, 0, 0
+        while not self._over.wait(interval):
+            rounds = rounds + 1 if self._beat == beat else 0
+            beat = self._beat
+            if rounds * interval > self._patience.store:
+                self._tell(
+                    f"the store of torch.distributed has not answered for {rounds * interval:.0f} "
+                    "s: the machine of rank 0, or of the launcher that holds the store, is down or "
+                    "cannot be reached"
+                )
+                self._leave(1)
+                return
+
     def _lost_store(self, error: RuntimeError) -> None:
         """Normal only if this rank, too, is at its end."""
         if self._stop.wait(self._patience.silence_in_alarm):
@@ -214,10 +226,7 @@ class Watchdog:
         )
 
     def _end(self, reason: str) -> None:
-        text = f"hanayo_megatron: job ended on rank {self._rank}: {reason}\n"
-        sys.stdout.flush()
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        self._tell(reason)
         try:
             self._say(Phase.ENDED)
             if self._holds_store:
@@ -225,3 +234,8 @@ class Watchdog:
         except RuntimeError:
             logger.debug("the store ended first")
         self._leave(1)
+
+    def _tell(self, reason: str) -> None:
+        sys.stdout.flush()
+        sys.stderr.write(f"hanayo_megatron: job ended on rank {self._rank}: {reason}\n")
+        sys.stderr.flush()

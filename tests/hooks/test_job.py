@@ -61,6 +61,7 @@ def test_other_ranks_are_told_of_what_only_this_one_runs_into(monkeypatch, error
     monkeypatch.setattr(module, "_is_real", lambda: True)
     monkeypatch.setattr(module, "_own_store", lambda purpose: None)
     monkeypatch.setattr(module, "_holds_store", lambda: False)
+    monkeypatch.setattr(module, "Anchor", lambda meeting_point: None)
     monkeypatch.setattr(module, "Watchdog", lambda *args, **kwargs: watchdog)
     monkeypatch.setattr(module.sys, "excepthook", None)
     monkeypatch.setattr(module.atexit, "register", lambda function: None)
@@ -75,3 +76,5 @@ def test_other_ranks_are_told_of_what_only_this_one_runs_into(monkeypatch, error
     with pytest.raises(error):
         job.watching(step)()
     assert reasons == told
+    assert job.progress.mid_step
+    assert job.progress.describe() == f"step 1: starting; then {error.__name__}: no data"

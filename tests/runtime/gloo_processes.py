@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from pipeline_model import ModuleWorker, PoisonedBuffers, make_stages, run_reference
+from pipeline_model import Conditions, ModuleWorker, make_stages, run_reference
 
-from hanayo_megatron.runtime.executor import Executor
-from hanayo_megatron.runtime.messenger import Messenger
+from hanayo_megatron.lowering.lower import LoweredSchedule
+from hanayo_megatron.runtime.executor import ExecutionStats, Executor
 from hanayo_megatron.runtime.torch_transport import transport_for
-from hanayo_megatron.schedule import ScheduleSpec, build_schedule
+from hanayo_megatron.schedule import Schedule, ScheduleSpec, build_schedule
 from hanayo_megatron.simulate.prefetch import lower_with_least_buffers
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -95,18 +95,47 @@ def train_after_a_delay(rank: int, name: str, spec: ScheduleSpec, seed: int) -> 
     stages = make_stages(schedule.placement.num_stages)
     time.sleep(random.Random(seed * 1000 + rank).uniform(0, 0.6))
     _step(lower_with_least_buffers(schedule), rank, stages)
-    expected, _ = run_reference(schedule)
+    return _equal_reference(stages, schedule)
+
+
+def train_all(
+    rank: int, cases: list[tuple[str, ScheduleSpec, Conditions]]
+) -> list[tuple[bool, ExecutionStats]]:
+    """The same for one schedule after another, with what the executor counted."""
+    results = []
+    for name, spec, how in cases:
+        schedule = build_schedule(name, spec)
+        stages = make_stages(schedule.placement.num_stages, several=how.several)
+        stats = _step(how.lists(schedule), rank, stages, how)
+        equal = _equal_reference(stages, schedule, several=how.several, ragged=how.ragged)
+        results.append((equal, stats))
+    return results
+
+
+def _step(
+    lowered: LoweredSchedule,
+    rank: int,
+    stages: list[torch.nn.Module],
+    how: Conditions | None = None,
+) -> ExecutionStats:
+    how = how or Conditions()
+    num_stages = lowered.schedule.placement.num_stages
+    executor = Executor(
+        lowered,
+        rank=rank,
+        worker=ModuleWorker(stages, lowered.schedule, ragged=how.ragged),
+        messenger=how.messenger(transport_for(dist.group.WORLD, num_stages=num_stages)),
+    )
+    executor.run()
+    return executor.stats
+
+
+def _equal_reference(stages: list[torch.nn.Module], schedule: Schedule, **model: bool) -> bool:
+    """Whether the gradients that are there are those of torch on one rank."""
+    expected, _ = run_reference(schedule, **model)
     gradients = [p.grad for stage in stages for p in stage.parameters()]
     return all(
         torch.allclose(ours, theirs, rtol=1e-11, atol=1e-12)
         for ours, theirs in zip(gradients, expected, strict=True)
         if ours is not None
     )
-
-
-def _step(lowered, rank: int, stages: list[torch.nn.Module]) -> None:
-    worker = ModuleWorker(stages, lowered.schedule)
-    num_stages = lowered.schedule.placement.num_stages
-    transport = transport_for(dist.group.WORLD, num_stages=num_stages)
-    messenger = Messenger(transport, PoisonedBuffers())
-    Executor(lowered, rank=rank, worker=worker, messenger=messenger).run()

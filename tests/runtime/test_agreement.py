@@ -1,6 +1,8 @@
 """Ranks compare their plans through a store."""
 
+import json
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -58,3 +60,34 @@ def test_the_absent_rank_is_named_also_where_rank_0_came_late():
     """Its patience ends later than that of the ranks that came before."""
     said = run([{"waves": "1"}] * 3, absent=[2], patience=3.0, late={0: 2.6})
     assert all("rank 2 did not take part" in text for text in said)
+
+
+class CountingStore:
+    """A store that counts its requests."""
+
+    def __init__(self):
+        self.store = dist.HashStore()
+        self.requests = Counter()
+
+    def __getattr__(self, name):
+        self.requests[name] += 1
+        return getattr(self.store, name)
+
+
+def test_rank_0_asks_for_the_plans_of_thousands_of_ranks_at_once():
+    store = CountingStore()
+    plan = {"waves": "1", "hash": "f" * 2000}
+    for rank in range(1, 4096):
+        other = {"waves": "2"} if rank == 4000 else {}
+        store.store.set(f"fields/{rank}", json.dumps(plan | other))
+    store.store.add("read", 4095)
+    with pytest.raises(DisagreementError, match=r"waves: 1 on ranks 0, 1, .*; 2 on rank 4000\."):
+        agree(store, rank=0, num_ranks=4096, fields=plan, patience=5.0)
+    assert store.requests == {"set": 2, "check": 1, "multi_get": 1, "add": 1}
+
+
+def test_a_rank_that_waits_asks_less_and_less_often():
+    store = CountingStore()
+    with pytest.raises(DisagreementError, match="rank 0 did not take part"):
+        agree(store, rank=1, num_ranks=2, fields={}, patience=2.0)
+    assert store.requests["check"] <= 16, "40 at the pace of the first pauses"

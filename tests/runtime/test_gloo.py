@@ -1,11 +1,37 @@
-"""Real processes under gloo: no growth of memory, no hang whoever comes late."""
+"""Real processes under gloo: as on the strict transport; no growth of memory, no hang."""
 
 import pytest
-from gloo_processes import run_ranks, train_after_a_delay, train_and_measure
+from gloo_processes import run_ranks, train_after_a_delay, train_all, train_and_measure
+from library_cases import library_cases
+from pipeline_model import Conditions
 
-from hanayo_megatron.schedule import ScheduleSpec
+from hanayo_megatron.schedule import ScheduleSpec, build_schedule
+from hanayo_megatron.schedule.memory import peak_live
+from hanayo_megatron.simulate.transfer_buffers import peak_buffers
 
 SPEC = ScheduleSpec(pp=4, microbatches=8, waves=2)
+VARIED = Conditions(communicators="group", several=True, ragged=True, announced=True)
+CHECKED = Conditions(communicators="group", several=True, ragged=True, announced=True, checked=True)
+
+
+@pytest.mark.parametrize("pp", [2, 3, 4])
+def test_gradients_and_peaks_of_the_library(pp):
+    """Every schedule, with known shapes, with shapes of all kinds, and in debug mode."""
+    known = [(*case.values, Conditions()) for case in library_cases((pp,), (1, 2), (1, 4, 8))]
+    varied = [
+        (*case.values, how)
+        for case in library_cases((pp,), (1, 2), (5,))
+        for how in (VARIED, CHECKED)
+    ]
+    cases = known + varied
+    of_ranks = run_ranks(train_all, pp, cases, timeout=300)
+    for (name, spec, how), *results in zip(cases, *of_ranks, strict=True):
+        schedule = build_schedule(name, spec)
+        assert all(equal for equal, _ in results), (name, spec, how)
+        peaks = peak_buffers(how.lists(schedule))
+        assert [stats.peak_activations for _, stats in results] == peak_live(schedule)
+        assert tuple(stats.peak_receive_buffers for _, stats in results) == peaks.receive
+        assert tuple(stats.peak_send_buffers for _, stats in results) == peaks.send
 
 
 def check_memory(steps, warm):

@@ -2,23 +2,25 @@
 
 import threading
 import time
-from dataclasses import replace
 
 import pytest
 import torch.distributed as dist
 
 from hanayo_megatron.lowering.operation import Compute, Transfer
-from hanayo_megatron.runtime import watchdog
+from hanayo_megatron.runtime.lifeline import Address, Anchor
 from hanayo_megatron.runtime.notice_board import NoticeBoard
+from hanayo_megatron.runtime.patience import Patience
 from hanayo_megatron.runtime.progress import Progress
-from hanayo_megatron.runtime.watchdog import Patience, Watchdog
+from hanayo_megatron.runtime.watchdog import Watchdog
 from hanayo_megatron.schedule import Action, Kind
 
-PATIENCE = Patience(hang=1.5, silence=1.5, silence_in_alarm=0.5, end=0.5, interval=0.05)
+PATIENCE = Patience(
+    hang=1.5, silence=1.5, silence_in_alarm=0.5, stranded=0.5, store=0.6, end=0.5, interval=0.05
+)
 
 
 class MuteBoard:
-    """A board that nothing gets onto, as if the process were gone."""
+    """A board that nothing gets onto, as if the process were gone, or could say nothing."""
 
     alarm, end = False, None
 
@@ -32,12 +34,28 @@ class MuteBoard:
         pass
 
 
+class HungBoard(NoticeBoard):
+    """Every request is held up for a while, as if the machine of the store were down."""
+
+    def __init__(self, store):
+        super().__init__(store)
+        self.answers = threading.Event()
+
+    def put(self, rank, notice):
+        self.answers.wait()
+        super().put(rank, notice)
+
+
 class Rank:
-    def __init__(self, store, rank, num_ranks):
+    def __init__(self, store, rank, num_ranks, *, reachable):
         self.progress = Progress(on_gpu=False)
         self.left = threading.Event()
+        self.anchor = Anchor("localhost")
+        if not reachable:
+            self.anchor.address = Address("255.255.255.255", 1)
         self.watchdog = Watchdog(
             NoticeBoard(store),
+            self.anchor,
             rank=rank,
             num_ranks=num_ranks,
             progress=self.progress,
@@ -47,15 +65,32 @@ class Rank:
         )
 
 
-@pytest.fixture
-def ranks():
+def start(*, reachable):
     store = dist.HashStore()
-    made = [Rank(store, rank, 3) for rank in range(3)]
+    made = [Rank(store, rank, 3, reachable=reachable) for rank in range(3)]
     for rank in made:
         rank.watchdog.start()
     yield made
     for rank in made:
         rank.watchdog.stop()
+
+
+@pytest.fixture
+def ranks():
+    yield from start(reachable=True)
+
+
+@pytest.fixture
+def unreachable_ranks():
+    """As behind a firewall: no rank can connect to any other."""
+    yield from start(reachable=False)
+
+
+def one_step(ranks):
+    for rank in ranks:
+        rank.progress.begin_step()
+        rank.progress.end_step()
+    time.sleep(0.2)
 
 
 def test_a_job_in_good_order_is_left_alone(ranks, capsys):
@@ -96,33 +131,57 @@ def test_a_hang_ends_all_ranks_saying_what_each_does(ranks, capsys):
     assert "rank 2: step 1: behind the pipeline's part of the step" in text
 
 
-def test_a_silent_rank_is_named(ranks, capsys):
-    for rank in ranks:
-        rank.progress.begin_step()
-        rank.progress.end_step()
-    time.sleep(0.2)
+def test_a_rank_is_gone_as_soon_as_its_lifeline_is_cut(ranks, capsys):
+    one_step(ranks)
     ranks[1].watchdog._board = MuteBoard()
+    ranks[1].anchor.close()
+    assert ranks[0].left.wait(PATIENCE.silence - 0.3)
+    assert ranks[2].left.wait(PATIENCE.silence - 0.3)
+    text = capsys.readouterr().err
+    assert "rank 1 is gone (killed, crashed, or its machine is down)" in text
+    assert "The last it said: step 1: behind the pipeline's part of the step.\n" in text
+
+
+def test_a_silent_rank_that_no_lifeline_reaches_is_named(unreachable_ranks, capsys):
+    ranks = unreachable_ranks
+    one_step(ranks)
+    ranks[1].watchdog._board = MuteBoard()
+    assert not ranks[0].left.wait(PATIENCE.silence - 0.3)
     assert ranks[0].left.wait(10)
     assert ranks[2].left.wait(10)
     assert "rank 1 is gone: no sign of life" in capsys.readouterr().err
 
 
-def test_a_silent_rank_that_can_be_seen_to_live_is_given_time(monkeypatch):
+def test_a_rank_that_no_lifeline_reaches_is_told_of_once(unreachable_ranks, caplog):
+    time.sleep(0.5)
+    told = [r.getMessage() for r in caplog.records if "cannot connect" in r.getMessage()]
+    assert sorted(text.partition(" at ")[0] for text in told) == [
+        f"rank {rank} cannot connect to rank {(rank + 1) % 3}" for rank in range(3)
+    ]
+
+
+@pytest.mark.parametrize("mid_step", [True, False])
+def test_a_silent_rank_that_lives_has_the_patience_of_a_hang_in_a_step(ranks, capsys, mid_step):
     """Native code that holds the interpreter keeps its watchdog from speaking."""
-    monkeypatch.setitem(globals(), "PATIENCE", replace(PATIENCE, hang=20.0, silence=0.3))
-    store = dist.HashStore()
-    ranks = [Rank(store, rank, 2) for rank in range(2)]
-    for rank in ranks:
-        rank.watchdog.start()
-        rank.progress.begin_step()
-        rank.progress.end_step()
-    time.sleep(0.3)
+    one_step(ranks)
+    if mid_step:
+        ranks[1].progress.begin_step()
+        time.sleep(0.2)
     ranks[1].watchdog._board = MuteBoard()
-    assert not ranks[0].left.wait(1.2)
-    monkeypatch.setattr(watchdog, "is_alive", lambda process: False)
-    assert ranks[0].left.wait(5)
-    for rank in ranks:
-        rank.watchdog.stop()
+    ranks[0].watchdog._board.sound_alarm()
+    assert not ranks[0].left.wait(PATIENCE.hang - 0.3)
+    assert ranks[0].left.wait(5.0 if mid_step else 1.0) is mid_step
+    text = capsys.readouterr().err
+    assert ("rank 1 lives, but has not said anything for" in text) is mid_step
+
+
+def test_a_store_that_does_not_answer_ends_the_rank(ranks, capsys):
+    one_step(ranks)
+    ranks[1].watchdog._board = board = HungBoard(dist.HashStore())
+    assert not ranks[1].left.wait(PATIENCE.store - 0.2)
+    assert ranks[1].left.wait(5)
+    assert "rank 1: the store of torch.distributed has not answered" in capsys.readouterr().err
+    board.answers.set()
 
 
 def test_a_failure_reaches_the_others(ranks, capsys):
@@ -133,6 +192,62 @@ def test_a_failure_reaches_the_others(ranks, capsys):
 
 
 def test_a_rank_that_ended_in_good_order_is_not_missed(ranks):
+    one_step(ranks)
     ranks[1].watchdog.stop()
     time.sleep(2.2)
+    assert not any(rank.left.is_set() for rank in ranks)
+
+
+def test_a_rank_that_is_slow_at_its_last_step_is_not_stranded(ranks):
+    """The others have begun as many steps and ended, one after the other."""
+    for rank in ranks:
+        rank.progress.begin_step()
+    for rank in ranks[1:]:
+        rank.progress.end_step()
+        rank.watchdog.stop()
+    time.sleep(PATIENCE.stranded + 0.5)
+    ranks[0].progress.end_step()
+    assert not ranks[0].left.wait(0.5)
+
+
+def test_a_rank_that_ends_in_a_step_ends_the_others(ranks, capsys):
+    """Also those that have done their part of the step and wait outside it."""
+    for rank in ranks:
+        rank.progress.begin_step()
+    for rank in (ranks[0], ranks[2]):
+        rank.progress.end_step()
+    ranks[1].progress.leave_step(SystemExit(1))
+    ranks[1].watchdog.stop()
+    assert not ranks[0].left.wait(PATIENCE.stranded - 0.2), "it may run into the same error"
+    assert ranks[0].left.wait(5)
+    assert ranks[2].left.wait(5)
+    assert (
+        "rank 1 has ended by itself (its exit code is not known here) in the middle of step 1: "
+        "starting; then SystemExit: 1.\n"
+    ) in capsys.readouterr().err
+
+
+def test_a_rank_that_ends_before_a_step_of_the_others_ends_them(ranks, capsys):
+    one_step(ranks)
+    ranks[1].watchdog.stop()
+    for rank in (ranks[0], ranks[2]):
+        rank.progress.begin_step()
+    assert not ranks[0].left.wait(PATIENCE.stranded - 0.2)
+    assert ranks[0].left.wait(5)
+    assert ranks[2].left.wait(5)
+    assert (
+        "rank 1 has ended by itself (its exit code is not known here) before step 2; rank 0 waits "
+        "in step 2: starting.\n"
+    ) in capsys.readouterr().err
+
+
+def test_a_rank_that_gets_on_is_not_stranded_by_one_that_ended_early(ranks):
+    one_step(ranks)
+    ranks[1].watchdog.stop()
+    for rank in (ranks[0], ranks[2]):
+        rank.progress.begin_step()
+    for _ in range(15):
+        ranks[0].progress.note("more")
+        ranks[2].progress.note("more")
+        time.sleep(0.1)
     assert not any(rank.left.is_set() for rank in ranks)

@@ -74,6 +74,46 @@ def test_a_failing_rank_is_named_with_its_error(launcher):
 
 
 @pytest.mark.parametrize(
+    ("how", "exit_code", "words"),
+    [
+        ("exit", 3, "in the middle of step 1, operation"),
+        ("return", 0, "before step 2; rank "),
+    ],
+)
+def test_a_rank_that_ends_by_itself_is_named(launcher, how, exit_code, words):
+    run = launcher.run(
+        arguments(),
+        ranks=4,
+        module="training.dying_rank",
+        environment={"DYING_RANK": "2", "HOW": how},
+        timeout=60,
+        grace=LIMIT,
+    )
+    assert not run.timed_out
+    assert run.exit_codes == (1, 1, exit_code, 1), run.report()
+    for rank in (0, 1, 3):
+        reason = run.stderr[rank].partition(f"job ended on rank {rank}: ")[2]
+        assert reason.startswith("rank 2 has ended by itself"), run.report()
+        assert words in reason.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("last", "ending"),
+    [(0, ()), (1, ("--exit-interval", "3")), (2, ("--eval-interval", "5", "--eval-iters", "2"))],
+)
+def test_ranks_that_end_in_good_order_far_apart_are_left_alone(launcher, last, ending):
+    run = launcher.run(
+        arguments(*ending),
+        ranks=4,
+        module="training.dying_rank",
+        environment={"DYING_RANK": str(last), "HOW": "linger"},
+        timeout=60,
+    ).check()
+    assert len(run.iterations) == (3 if "--exit-interval" in ending else 5)
+    assert "job ended" not in "".join(run.stderr)
+
+
+@pytest.mark.parametrize(
     ("flag", "value", "words"),
     [
         ("--num-waves", "2", "--num-waves: 1 on ranks 0, 1, 3; 2 on rank 2"),
