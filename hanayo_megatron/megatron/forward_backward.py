@@ -10,7 +10,7 @@ from megatron.core.pipeline_parallel import schedules
 from megatron.core.utils import get_model_config
 
 from hanayo_megatron.lowering.lower import LoweredSchedule
-from hanayo_megatron.megatron.agreement import agree_on_microbatches
+from hanayo_megatron.megatron.agreement import agree_on_step
 from hanayo_megatron.megatron.further_tokens import move_further_token_losses
 from hanayo_megatron.megatron.gradient_sync import GradientSync, ParameterSync
 from hanayo_megatron.megatron.hooks import Hook
@@ -86,8 +86,9 @@ def forward_backward(pipeline: Pipeline, job: Job | None = None) -> Callable[...
             pg_collection = schedules._build_default_pg_collection()
         _check(pipeline, config, chunks, iterators)
         job.progress.note("comparing the number of microbatches with all ranks")
-        agree_on_microbatches(num_microbatches)
-        if config.variable_seq_lengths or adjust_tensor_shapes_fn is not None:
+        announces = config.variable_seq_lengths or adjust_tensor_shapes_fn is not None
+        agree_on_step(num_microbatches=num_microbatches, announces_shapes=announces)
+        if announces:
             lowered = pipeline.announced(num_microbatches, forward_only, job.communicator)
         else:
             lowered = pipeline.lowered(num_microbatches, forward_only)

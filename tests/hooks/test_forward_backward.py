@@ -79,7 +79,7 @@ class Events:
 def run_step(monkeypatch):
     """Run one step of a pipeline in threads; the chunks, returned losses and events by rank."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
-    monkeypatch.setattr(module, "agree_on_microbatches", lambda count: None)
+    monkeypatch.setattr(module, "agree_on_step", lambda **step: None)
     monkeypatch.setattr(
         module,
         "collect_on_rank",

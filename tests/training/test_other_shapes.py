@@ -81,3 +81,16 @@ def test_both_copies_of_chimera_hand_them_on(train, plain, how):
     ours, _ = train(how, "--pipeline-schedule", "chimera")
     assert ours.losses == pytest.approx(theirs.losses, rel=0, abs=1.01e-6)
     assert ours.grad_norms == pytest.approx(theirs.grad_norms, rel=0, abs=1.01e-3)
+
+
+def test_a_rank_that_is_not_told_of_other_shapes_ends_all(launcher):
+    arguments = tiny_gpt(
+        *("--pipeline-model-parallel-size", "2", "--pipeline-schedule", "hanayo"), microbatches=2
+    )
+    environment = {"HANDS_ON": "joined", "UNTOLD_RANK": "1"}
+    run = launcher.run(
+        arguments, ranks=2, module=MODULE, environment=environment, timeout=60, grace=20
+    )
+    assert run.exit_codes == (1, 1), run.report()
+    for text in run.stderr:
+        assert "have other shapes than configured: no on ranks 1; yes on ranks 0. Give" in text

@@ -101,7 +101,8 @@ def _with_wider_shapes(original):
             ]
 
         def call(**step):
-            if parallel_state.get_pipeline_model_parallel_world_size() > 1:
+            is_told = os.environ["RANK"] != os.environ.get("UNTOLD_RANK")
+            if parallel_state.get_pipeline_model_parallel_world_size() > 1 and is_told:
                 step["adjust_tensor_shapes_fn"] = widened
             return schedule(**step)
 
