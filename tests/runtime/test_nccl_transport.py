@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hanayo_megatron.lowering.lower import lower
 from hanayo_megatron.lowering.operation import Compute, Exchange, Free, Transfer
 from hanayo_megatron.runtime import communicators
 from hanayo_megatron.runtime.communicators import communicating_pairs, connect_pairs
@@ -15,6 +14,7 @@ from hanayo_megatron.runtime.torch_transport import NcclTransport
 from hanayo_megatron.runtime.transport import Parcel
 from hanayo_megatron.schedule import Kind, ScheduleSpec, build_schedule
 from hanayo_megatron.schedule.placement import bidirectional, linear, looped, wave
+from hanayo_megatron.simulate.prefetch import lower_with_least_buffers
 
 
 class Group:
@@ -101,7 +101,7 @@ def test_both_ranks_post_the_same_groups_in_the_same_order(recorded, with_pairs)
     schedule = build_schedule("hanayo", ScheduleSpec(pp=4, microbatches=4, waves=2))
     ranks = [4, 5, 6, 7]
     posted = []
-    for rank, program in enumerate(lower(schedule).programs):
+    for rank, program in enumerate(lower_with_least_buffers(schedule).programs):
         pairs = None
         if with_pairs:
             peers = {o.peer for o in program if isinstance(o, Exchange)}
@@ -130,7 +130,7 @@ def test_buffers_are_kept_until_their_transfer_was_waited_for():
     """The rule that the allocator's safety rests on, in the action lists of the library."""
     for name in ("1f1b", "hanayo", "interleaved", "chimera"):
         schedule = build_schedule(name, ScheduleSpec(pp=4, microbatches=8, waves=2))
-        for program in lower(schedule).programs:
+        for program in lower_with_least_buffers(schedule).programs:
             sent: list[Transfer] = []
             for operation in program:
                 if isinstance(operation, Exchange):
