@@ -191,6 +191,14 @@ def test_a_failure_reaches_the_others(ranks, capsys):
     assert "rank 2 failed: ValueError: no" in capsys.readouterr().err
 
 
+def test_a_failure_whose_text_is_not_utf_8_reaches_the_others(ranks, capsys):
+    """As of a file whose name is not."""
+    ranks[2].watchdog.fail("FileNotFoundError: '\udcff'", lost_connection=False)
+    assert ranks[0].left.wait(10)
+    assert ranks[1].left.wait(10)
+    assert r"rank 2 failed: FileNotFoundError: '\udcff'" in capsys.readouterr().err
+
+
 def test_a_rank_that_ended_in_good_order_is_not_missed(ranks):
     one_step(ranks)
     ranks[1].watchdog.stop()
