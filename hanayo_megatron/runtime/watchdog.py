@@ -203,6 +203,7 @@ class Watchdog:
         waiting = set(range(self._num_ranks)) - {self._rank}
         while waiting and time.monotonic() < deadline:
             before, notices = notices, {rank: self._board.read(rank) for rank in waiting}
+            self._beat += 1  # the store answers
             if while_heard and notices != before:
                 deadline = time.monotonic() + seconds
             waiting = {r for r, n in notices.items() if n is None or n.phase is not Phase.ENDED}

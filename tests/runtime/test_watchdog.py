@@ -211,8 +211,9 @@ def test_the_store_is_held_for_as_long_as_another_rank_is_at_work(ranks):
     ranks[1].watchdog.stop()
     ending = threading.Thread(target=ranks[0].watchdog.stop)
     ending.start()
-    ending.join(PATIENCE.end + 0.5)
+    ending.join(PATIENCE.end + PATIENCE.store)
     assert ending.is_alive(), "rank 2 has not ended"
+    assert not ranks[0].left.is_set()
     ranks[2].watchdog.stop()
     ending.join(PATIENCE.end)
     assert not ending.is_alive()
