@@ -77,9 +77,9 @@ def add_job_arguments(group: argparse._ArgumentGroup) -> None:
 
 def job_options(args: argparse.Namespace) -> JobOptions:
     """Read the flags. Raises ScheduleError naming a value that is not legal."""
-    if args.pipeline_watchdog_seconds < 0:
+    if not args.pipeline_watchdog_seconds >= 0:  # nan is no number of seconds
         raise ScheduleError(
-            f"{flags.WATCHDOG} must not be negative, got {args.pipeline_watchdog_seconds}"
+            f"{flags.WATCHDOG} must be at least 0, got {args.pipeline_watchdog_seconds}"
         )
     return JobOptions(
         watchdog_seconds=args.pipeline_watchdog_seconds,

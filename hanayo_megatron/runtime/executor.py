@@ -17,7 +17,14 @@ from hanayo_megatron.lowering.operation import (
 )
 from hanayo_megatron.runtime.messenger import Arrival, Expected, Message, Messenger
 from hanayo_megatron.runtime.observer import Observer
-from hanayo_megatron.runtime.tensors import Specs, Tensors, each, require_gradients, specs_of
+from hanayo_megatron.runtime.tensors import (
+    Specs,
+    Tensors,
+    are_tensors,
+    each,
+    require_gradients,
+    specs_of,
+)
 from hanayo_megatron.runtime.transport import Handle, TransportError
 from hanayo_megatron.runtime.worker import StageWorker
 from hanayo_megatron.schedule.action import Kind
@@ -121,6 +128,11 @@ class Executor:
             stats.peak_activations = max(stats.peak_activations, stats.live_activations)
         if self._placement.is_last(stage):
             return
+        if not are_tensors(output):
+            raise TransportError(
+                f"stage {stage} hands on {type(output).__name__} in microbatch {microbatch}; it "
+                "must be a tensor or a tuple of tensors"
+            )
         if self._placement.is_turn(stage):
             # The detached tensor shares the storage, which outlives the freed output.
             key = (Kind.F, stage + 1, microbatch)
@@ -142,6 +154,11 @@ class Executor:
             self.stats.live_activations -= 1
         if self._placement.is_first(stage):
             return
+        if not are_tensors(input_gradient):
+            raise TransportError(
+                f"stage {stage} has no gradient of its input in microbatch {microbatch}: what it "
+                "hands on does not depend on it. Compute it without detach() or no_grad()"
+            )
         key = (Kind.B, stage - 1, microbatch)
         if self._placement.is_turn(stage - 1):
             self._handed_on[key] = input_gradient

@@ -71,7 +71,9 @@ class NoticeBoard:
 
     def end_job(self, reason: str) -> None:
         """Give the reason to end the job; the first one counts."""
-        self._store.compare_set("end", "", reason)
+        # Names of files in the text of an error may hold what the store refuses.
+        sendable = reason.encode(errors="backslashreplace").decode()
+        self._store.compare_set("end", "", sendable)
 
     @property
     def end(self) -> str | None:

@@ -17,7 +17,8 @@ class Patience:
         stranded: in one place of a step that another rank, which has ended, did not begin or left;
             the others may be about to run into the error that it ended by.
         store: for an answer of the store.
-        end: for the other ranks to end as well, on the rank that holds the store.
+        end: without a sign of life of the ranks that have not ended, on the one that holds the
+            store and has ended.
         interval: between two notices of a rank.
     """
 

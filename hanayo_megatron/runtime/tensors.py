@@ -29,6 +29,11 @@ def parts(tensors: Tensors) -> tuple[torch.Tensor, ...]:
     return tensors if isinstance(tensors, tuple) else (tensors,)
 
 
+def are_tensors(found: object) -> bool:
+    """Whether it is a tensor, or a tuple of nothing else."""
+    return all(isinstance(part, torch.Tensor) for part in parts(found))
+
+
 def each(change: Callable[[torch.Tensor], torch.Tensor], tensors: Tensors) -> Tensors:
     """The same structure with every tensor changed."""
     return tuple(map(change, tensors)) if isinstance(tensors, tuple) else change(tensors)

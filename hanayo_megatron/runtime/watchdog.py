@@ -110,7 +110,7 @@ class Watchdog:
                 self._wake.clear()
             self._say(Phase.ENDED)
             if self._holds_store:
-                self._wait_for_others(self._patience.end)
+                self._wait_for_others(self._patience.end, while_heard=True)
         except RuntimeError as error:  # what stores raise
             self._lost_store(error)
         finally:
@@ -193,11 +193,19 @@ class Watchdog:
                 lines.append(f"  rank {rank}: {ended}{notice.doing}")
         return "\n".join(lines)
 
-    def _wait_for_others(self, seconds: float) -> None:
+    def _wait_for_others(self, seconds: float, *, while_heard: bool = False) -> None:
+        """Until they have ended, or for so long; ``while_heard``: from the last sign of life on.
+
+        A rank may be at work long after this one, with its last checkpoint or the user's own code.
+        """
         deadline = time.monotonic() + seconds
+        notices: dict[int, Notice | None] = {}
         waiting = set(range(self._num_ranks)) - {self._rank}
         while waiting and time.monotonic() < deadline:
-            notices = {rank: self._board.read(rank) for rank in waiting}
+            before, notices = notices, {rank: self._board.read(rank) for rank in waiting}
+            self._beat += 1  # the store answers
+            if while_heard and notices != before:
+                deadline = time.monotonic() + seconds
             waiting = {r for r, n in notices.items() if n is None or n.phase is not Phase.ENDED}
             time.sleep(0.05)
 

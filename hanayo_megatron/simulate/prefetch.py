@@ -64,4 +64,9 @@ def _first_microbatches(schedule: Schedule, count: int) -> Schedule:
 
 def _with_slow_transfers(schedule: Schedule, costs: Costs) -> Costs:
     shortest = min(costs.durations(schedule.placement)[Kind.F])
-    return replace(costs, transfer=max(costs.transfer, _SLOW_TRANSFER * shortest))
+    least = _SLOW_TRANSFER * shortest
+    return replace(
+        costs,
+        transfer=max(costs.transfer, least),
+        link_times={link: max(time, least) for link, time in costs.link_times.items()},
+    )

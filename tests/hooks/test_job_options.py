@@ -41,8 +41,10 @@ def test_steps_that_name_none(steps):
 
 
 def test_a_negative_time_is_refused():
-    with pytest.raises(ScheduleError, match="must not be negative, got -1"):
+    with pytest.raises(ScheduleError, match="must be at least 0, got -1"):
         parse("--pipeline-watchdog-seconds=-1")
+    with pytest.raises(ScheduleError, match="must be at least 0, got nan"):
+        parse("--pipeline-watchdog-seconds", "nan")
 
 
 def test_each_flag_alone_installs_the_plugin():

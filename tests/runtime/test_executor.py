@@ -17,7 +17,15 @@ from hanayo_megatron.runtime.executor import Executor
 from hanayo_megatron.runtime.messenger import Messenger
 from hanayo_megatron.runtime.strict_transport import StrictNetwork
 from hanayo_megatron.runtime.transport import TransportError
-from hanayo_megatron.schedule import ScheduleSpec, build_schedule, schedule_names
+from hanayo_megatron.schedule import (
+    Action,
+    Kind,
+    Placement,
+    Schedule,
+    ScheduleSpec,
+    build_schedule,
+    schedule_names,
+)
 from hanayo_megatron.schedule.memory import peak_live
 from hanayo_megatron.simulate.prefetch import lower_with_least_buffers
 from hanayo_megatron.simulate.transfer_buffers import peak_buffers
@@ -147,3 +155,41 @@ def test_a_tensor_of_another_size_than_expected_is_refused_before_it_is_sent():
         "the activation of microbatch 0 from stage 1 on rank 1 to stage 2 on rank 2 is [2, 4] of "
         "torch.float64; the receiver expects [3, 4] of torch.float64"
     ) in str(error.value)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda output: None, "hands on NoneType in microbatch 0; it must be a tensor or a tuple"),
+        (lambda output: [output], "hands on list in microbatch 0; it must be a tensor or a tuple"),
+        (
+            lambda output: output.detach().requires_grad_(),
+            "has no gradient of its input in microbatch 0: what it hands on does not depend on it",
+        ),
+    ],
+)
+def test_a_stage_that_hands_on_what_cannot_go_on_is_named(stage, change, words):
+    """Stage 1 sends what it makes to the other rank, stage 2 to its own."""
+
+    class Changed(ModuleWorker):
+        def forward(self, at, microbatch, input_tensor):
+            output = super().forward(at, microbatch, input_tensor)
+            return change(output) if at == stage else output
+
+    placement = Placement(2, (0, 1, 0, 0))
+    orders = tuple(
+        tuple(Action(s, Kind.F, 0) for s in stages)
+        + tuple(Action(s, Kind.B, 0) for s in reversed(stages))
+        for stages in ((0, 2, 3), (1,))
+    )
+    schedule = Schedule("bent", placement, 1, orders)
+    lowered, stages = lower_with_least_buffers(schedule), make_stages(4)
+
+    def work(rank, transport):
+        worker, messenger = Changed(stages, schedule), Messenger(transport, PoisonedBuffers())
+        Executor(lowered, rank=rank, worker=worker, messenger=messenger).run()
+
+    with pytest.raises(TransportError) as error:
+        StrictNetwork(2).run(work)
+    assert f"stage {stage} {words}" in str(error.value)

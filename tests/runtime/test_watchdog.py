@@ -71,7 +71,7 @@ def start(*, reachable):
     for rank in made:
         rank.watchdog.start()
     yield made
-    for rank in made:
+    for rank in reversed(made):  # the first one waits for the others
         rank.watchdog.stop()
 
 
@@ -191,11 +191,42 @@ def test_a_failure_reaches_the_others(ranks, capsys):
     assert "rank 2 failed: ValueError: no" in capsys.readouterr().err
 
 
+def test_a_failure_whose_text_is_not_utf_8_reaches_the_others(ranks, capsys):
+    """As of a file whose name is not."""
+    ranks[2].watchdog.fail("FileNotFoundError: '\udcff'", lost_connection=False)
+    assert ranks[0].left.wait(10)
+    assert ranks[1].left.wait(10)
+    assert r"rank 2 failed: FileNotFoundError: '\udcff'" in capsys.readouterr().err
+
+
 def test_a_rank_that_ended_in_good_order_is_not_missed(ranks):
     one_step(ranks)
     ranks[1].watchdog.stop()
     time.sleep(2.2)
     assert not any(rank.left.is_set() for rank in ranks)
+
+
+def test_the_store_is_held_for_as_long_as_another_rank_is_at_work(ranks):
+    one_step(ranks)
+    ranks[1].watchdog.stop()
+    ending = threading.Thread(target=ranks[0].watchdog.stop)
+    ending.start()
+    ending.join(PATIENCE.end + PATIENCE.store)
+    assert ending.is_alive(), "rank 2 has not ended"
+    assert not ranks[0].left.is_set()
+    ranks[2].watchdog.stop()
+    ending.join(PATIENCE.end)
+    assert not ending.is_alive()
+
+
+def test_the_store_is_not_held_for_a_rank_that_says_nothing_any_more(ranks):
+    one_step(ranks)
+    ranks[1].watchdog.stop()
+    ranks[2].watchdog._board = MuteBoard()
+    time.sleep(0.2)
+    started = time.monotonic()
+    ranks[0].watchdog.stop()
+    assert PATIENCE.end - 0.1 < time.monotonic() - started < PATIENCE.end + 0.5
 
 
 def test_a_rank_that_is_slow_at_its_last_step_is_not_stranded(ranks):

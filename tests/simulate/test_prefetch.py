@@ -74,6 +74,13 @@ def test_figures_of_the_library():
         assert max(peak_buffers(lower_with_least_buffers(schedule)).receive) == chosen
 
 
+def test_measured_links_are_tried_slow_as_well():
+    schedule = build_schedule("interleaved", ScheduleSpec(pp=6, microbatches=17, chunks=2))
+    links = {(a, b): 0.001 for a in range(6) for b in range(6) if a != b}
+    for costs in (Costs(), Costs(link_times=links)):
+        assert max(peak_buffers(lower_with_least_buffers(schedule, costs)).receive) == 3
+
+
 def test_what_finds_no_buffer_waits_at_its_sender():
     """Every tensor is held by one side or the other; only the transfer itself needs both."""
     schedule = build_schedule("breadth-first", ScheduleSpec(pp=8, microbatches=16, chunks=2))
