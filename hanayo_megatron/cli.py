@@ -39,10 +39,11 @@ _BASELINE = "1f1b"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line. Errors are one line on stderr and exit code 2."""
+    """Run the command line. Errors are a text on stderr and exit code 2."""
     try:
         args = _parser().parse_args(arguments)
         if getattr(args, "pipeline_schedule_module", None):
+            sys.path.insert(0, os.getcwd())  # as `python -m` does
             load_schedule_module(args.pipeline_schedule_module)
         code = args.run(args)
         sys.stdout.flush()
@@ -177,7 +178,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _fail(error: object) -> NoReturn:
-    print(f"hanayo-megatron: {_one_line(error)}", file=sys.stderr)
+    print(f"hanayo-megatron: {error}", file=sys.stderr)
     raise SystemExit(2)
 
 

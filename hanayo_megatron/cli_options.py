@@ -19,8 +19,12 @@ def add_common(command: argparse.ArgumentParser, *, several: bool = False) -> No
     add = command.add_argument
     add("--pp", type=int, metavar="P", help="ranks of the pipeline")
     add("--microbatches", type=int, metavar="M", help="microbatches of a step")
-    add("--waves", **many, default=[1] if several else 1, metavar="W", help="for wave schedules")
-    add("--chunks", **many, default=[2] if several else 2, metavar="V", help="for looped schedules")
+    for names, default, metavar, meaning in (
+        (("--waves", "--num-waves"), 1, "W", "for wave schedules"),
+        (("--chunks", "--num-chunks"), 2, "V", "for looped schedules"),
+    ):
+        default = [default] if several else default
+        add(*names, **many, default=default, metavar=metavar, help=meaning)
     times = (
         ("forward", "T_F, of a rank's share of the model and one microbatch (1)"),
         ("backward", "T_B, likewise (the sum of the next two)"),

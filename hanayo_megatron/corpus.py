@@ -65,7 +65,11 @@ def build_corpus(prefix: Path, *, max_bytes: int = DEFAULT_BYTES) -> int:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="hanayo_megatron.corpus", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="hanayo_megatron.corpus",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--output", type=Path, required=True, metavar="PREFIX")
     parser.add_argument("--max-bytes", type=int, default=DEFAULT_BYTES, metavar="N")
     arguments = parser.parse_args(argv)

@@ -43,7 +43,8 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
     -m hanayo_megatron.pretrain_gpt "${arguments[@]}" "$@" 2>&1 | tee "$log" |
     sed -un 's/.* iteration \+\([0-9]*\)\/ *\([0-9]*\) |.* lm loss: \([^ ]*\) .*/iteration \1 of \2: loss \3/p' ||
     fail "the training failed, see $log." \
-        "$(grep -m 1 -E 'hanayo_megatron: error|Error: ' "$log" || tail -n 20 "$log")"
+        "$(grep -v ChildFailedError "$log" | grep -m 1 -E 'hanayo_megatron: error|\.py: error: |Error: ' ||
+            tail -n 20 "$log")"
 
 losses=$(sed -n 's/.* iteration .* lm loss: \([^ ]*\) .*/\1/p' "$log")
 awk 'NR == 1 { first = $1 } { last = $1 }

@@ -71,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         help="Import this module on every rank; its @register_schedule functions become known.",
     )
     add_job_arguments(group)
+    _mend_help(parser)
     return parser
 
 
@@ -89,7 +90,10 @@ def resolve_pipeline(args: argparse.Namespace) -> Pipeline | None:
             (flags.TIMELINE, args.pipeline_timeline),
         ):
             if value is not None:
-                raise ScheduleError(f"{flag} {value} needs --pipeline-schedule")
+                raise ScheduleError(
+                    f"{flag} {value} needs --pipeline-schedule NAME, with a schedule that has "
+                    f"{'waves' if flag == flags.WAVES else 'chunks'}"
+                )
         return None
     name, num_ranks = args.pipeline_schedule, args.pipeline_model_parallel_size
     if num_ranks < 2:
@@ -244,6 +248,15 @@ def _warn_of_masks(args: argparse.Namespace, pipeline: Pipeline) -> None:
             "them in hanayo_megatron.pretrain_gpt, only the first and the last one in "
             "Megatron-LM's scripts, in whose other stages tokens see other documents"
         )
+
+
+def _mend_help(parser: argparse.ArgumentParser) -> None:
+    """Texts of Megatron's with a bare percent sign end ``--help`` with a traceback."""
+    for action in parser._actions:
+        try:
+            _ = (action.help or "") % {**vars(action), "prog": parser.prog}
+        except (ValueError, TypeError):
+            action.help = action.help.replace("%", "%%")
 
 
 def _counting_flags(args: argparse.Namespace) -> list[str]:

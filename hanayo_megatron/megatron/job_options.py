@@ -76,16 +76,27 @@ def add_job_arguments(group: argparse._ArgumentGroup) -> None:
 
 
 def job_options(args: argparse.Namespace) -> JobOptions:
-    """Read the flags. Raises ScheduleError naming a value that is not legal."""
+    """Read the flags, and make the folder that they name.
+
+    Raises ScheduleError naming a value that is not legal.
+    """
     if not args.pipeline_watchdog_seconds >= 0:  # nan is no number of seconds
         raise ScheduleError(
             f"{flags.WATCHDOG} must be at least 0, got {args.pipeline_watchdog_seconds}"
         )
+    timeline = args.pipeline_timeline and args.pipeline_timeline.absolute()
+    if timeline is not None:
+        try:
+            timeline.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ScheduleError(
+                f"{flags.TIMELINE} {timeline}: the folder cannot be made: {error.strerror}"
+            ) from None
     return JobOptions(
         watchdog_seconds=args.pipeline_watchdog_seconds,
         debug=args.pipeline_debug,
         communicators=args.pipeline_communicators,
-        timeline=args.pipeline_timeline and args.pipeline_timeline.absolute(),
+        timeline=timeline,
         timeline_steps=_steps(args.pipeline_timeline_steps),
     )
 

@@ -31,8 +31,8 @@ REFUSED: Mapping[str, str] = {
         "its rollouts run Megatron's inference, which runs the first chunk of every rank only"
     ),
     "microbatch_group_size_per_vp_stage": (
-        "the schedule says in which order chunks run; breadth-first runs a chunk's microbatches in "
-        "one go"
+        "the schedule says in which order chunks run (--pipeline-schedule breadth-first runs all "
+        "microbatches of a chunk in one go)"
     ),
     "use_ring_exchange_p2p": "the schedule brings its own transfers",
     "inprocess_restart": "communicators for transfers are made once a process",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +41,7 @@ class StepTimelines:
         self._steps = steps
         self._on_gpu = on_gpu
         self._step = 0
+        atexit.register(self._tell_of_none)
 
     @contextmanager
     def measuring(
@@ -59,6 +62,13 @@ class StepTimelines:
         yield [recorder, NvtxRanges()] if self._on_gpu else [recorder]
         spans = [Span(start - ahead, end - ahead, what) for start, end, what in recorder.spans()]
         self._save(lowered, spans, hosts)
+
+    def _tell_of_none(self) -> None:
+        if self._step < self._steps.start and os.environ.get("RANK", "0") == "0":
+            logger.warning(
+                "no step was measured: the run had %d, to be measured were %d to %d",
+                *(self._step, self._steps.start, self._steps.stop - 1),
+            )
 
     def _save(self, lowered: LoweredSchedule, spans: list[Span], hosts: dist.ProcessGroup) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -106,6 +106,9 @@ def canonical_name(name: str) -> str:
     if resolved not in _builders:
         near = difflib.get_close_matches(name, [*_builders, *_aliases], n=1)
         hint = f"; did you mean {near[0]!r}?" if near else "."
+        if name.endswith(".py"):
+            module = name.removesuffix(".py")
+            hint = f"; a module is named by --pipeline-schedule-module {module}."
         raise ScheduleError(
             f"unknown pipeline schedule {name!r}{hint} Known: {', '.join(schedule_names())}"
         )

@@ -5,9 +5,11 @@ import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import pytest
 
+import hanayo_megatron
 from hanayo_megatron.cli import main
 
 KEYS = {
@@ -370,3 +372,34 @@ def test_a_reader_that_stops_early_is_no_error():
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_module_in_the_folder_at_work_and_flags_as_in_training(tmp_path):
+    """As the installed command starts, with its own folder on the path and not this one."""
+    (tmp_path / "own_schedules.py").write_text(
+        "from hanayo_megatron.schedule import *\n"
+        "@register_schedule('without-backward')\n"
+        "def build(spec):\n"
+        "    orders = tuple((Action(r, Kind.F, 0),) for r in range(spec.pp))\n"
+        "    placement = Placement(spec.pp, tuple(range(spec.pp)))\n"
+        "    return Schedule('without-backward', placement, 1, orders)\n"
+    )
+    command = (
+        "import sys; from hanayo_megatron.cli import main; sys.path[0] = '/'; sys.exit(main())"
+    )
+    options = (
+        "--schedule without-backward --pp 2 --microbatches 1 --num-waves 2 "
+        "--pipeline-schedule-module own_schedules"
+    )
+    done = subprocess.run(
+        [*(sys.executable, "-c", command, "simulate"), *options.split()],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(hanayo_megatron.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    lines = done.stderr.splitlines()
+    assert lines[0] == "hanayo-megatron: schedule 'without-backward' has 2 faults:"
+    assert len(lines) == 4
+    assert lines[1].split() == ["rank", "position", "cell", "expected"]

@@ -118,7 +118,11 @@ def test_a_hybrid_pattern_gets_a_segment_a_stage(given, placed):
 
 LAYOUT = "Et|tttt|tt|t|t|tt|tttt|tL"
 REFUSED = [
-    (("--num-waves", "2"), {}, ["--num-waves 2 needs --pipeline-schedule"]),
+    (
+        ("--num-waves", "2"),
+        {},
+        ["--num-waves 2 needs --pipeline-schedule NAME, with a schedule that has waves"],
+    ),
     (
         ("--pipeline-schedule", "hanyo"),
         {},
@@ -230,3 +234,13 @@ def test_refused_flags_exist_in_megatron(name):
     with pytest.raises(ScheduleError, match="does not work with") as refusal:
         resolve_pipeline(args)
     assert str(refusal.value).split()[0] in options
+
+
+def test_help_can_be_read():
+    """Megatron's own, of which one text has a bare percent sign, and the plug-in's."""
+    parser = add_megatron_arguments(argparse.ArgumentParser())
+    with pytest.raises(ValueError, match="format"):
+        parser.format_help()
+    text = " ".join(add_arguments(parser).format_help().split())
+    assert "--pipeline-schedule NAME Train under this schedule. Known: 1f1b" in text
+    assert "--moe-paged-stash-buffer-size-factor-cuda" in text

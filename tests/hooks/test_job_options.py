@@ -1,7 +1,6 @@
 """Flags for what surrounds the steps."""
 
 import argparse
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +19,8 @@ def test_defaults():
     assert parse() == JobOptions(watchdog_seconds=300, timeline_steps=range(3, 4))
 
 
-def test_all_flags():
+def test_all_flags(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     options = parse(
         *("--pipeline-watchdog-seconds", "0", "--pipeline-debug"),
         *("--pipeline-communicators", "group", "--pipeline-timeline", "out"),
@@ -29,9 +29,17 @@ def test_all_flags():
     assert options == JobOptions(
         debug=True,
         communicators="group",
-        timeline=Path("out").absolute(),
+        timeline=tmp_path / "out",
         timeline_steps=range(5, 8),
     )
+
+
+def test_a_folder_for_timelines_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        ScheduleError, match=r"--pipeline-timeline .*file/in: .* cannot be made: Not"
+    ):
+        parse("--pipeline-timeline", str(tmp_path / "file" / "in"))
 
 
 @pytest.mark.parametrize("steps", ["0", "7-5", "a-b", "3-", "-3", ""])

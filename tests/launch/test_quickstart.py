@@ -40,9 +40,18 @@ def test_it_trains_waves_and_the_loss_falls(tmp_path):
     )
 
 
-def test_a_training_that_fails_shows_its_error(tmp_path):
-    done = quickstart(tmp_path, "--num-waves", "3")
+@pytest.mark.parametrize(
+    ("words", "errors"),
+    [
+        (
+            ("--num-waves", "3"),
+            ["hanayo_megatron: error on rank", "--num-layers 16 does not fill the 24 stages"],
+        ),
+        (("--no-such-flag",), [".py: error: unrecognized arguments: --no-such-flag"]),
+    ],
+)
+def test_a_training_that_fails_shows_its_error(tmp_path, words, errors):
+    done = quickstart(tmp_path, *words)
     assert done.returncode == 1
-    assert "error: the training failed" in done.stderr
-    assert "hanayo_megatron: error on rank" in done.stderr
-    assert "--num-layers 16 does not fill the 24 stages" in done.stderr
+    for error in ("error: the training failed", *errors):
+        assert error in done.stderr

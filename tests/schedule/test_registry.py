@@ -125,6 +125,8 @@ def test_unknown_names(own_names):
         build_schedule("hannayo", SPEC)
     with pytest.raises(ScheduleError, match=r"unknown pipeline schedule 'xyzzy'\. Known: 1f1b"):
         build_schedule("xyzzy", SPEC)
+    with pytest.raises(ScheduleError, match=r"'own.py'; .* --pipeline-schedule-module own\. Known"):
+        build_schedule("own.py", SPEC)
 
 
 def test_a_faulty_schedule_of_the_user_is_refused(own_names):

@@ -57,3 +57,17 @@ def test_chosen_steps_are_measured_and_drawn_beside_the_plan(launcher, tmp_path)
     assert titles[0].startswith("hanayo, simulated with the measured times")
     assert titles[1] == "hanayo, step 3 as measured"
     assert "step 3 as measured" in (folder / "step3-pipeline0.svg").read_text()
+
+
+def test_steps_that_the_run_does_not_reach_are_told(launcher, tmp_path):
+    arguments = tiny_gpt(
+        *("--pipeline-model-parallel-size", "2", "--pipeline-schedule", "hanayo"),
+        *("--pipeline-timeline", str(tmp_path), "--pipeline-timeline-steps", "20-30"),
+        iterations=2,
+    )
+    run = launcher.run(arguments, ranks=2).check()
+    told = "no step was measured: the run had 2, to be measured were 20 to 30"
+    assert [told in out + err for out, err in zip(run.stdout, run.stderr, strict=True)] == [
+        True,
+        False,
+    ]
