@@ -209,8 +209,14 @@ def _telling(watchdog: Watchdog, original: Callable) -> Callable:
     return excepthook
 
 
-def _is_lost_connection(error: BaseException) -> bool:
-    if isinstance(error, dist.DistError):
-        return True
+def _is_lost_connection(error: BaseException | None) -> bool:
+    """Whether the error, or what brought it about, is that of a connection to another rank."""
+    if error is None:
+        return False
     text = str(error)
-    return isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text)
+    if isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text)
+    ):
+        return True
+    hidden = error.__suppress_context__
+    return _is_lost_connection(error.__cause__ or (None if hidden else error.__context__))

@@ -180,6 +180,8 @@ class Watchdog:
                     f"{ended} before step {notice.steps + 1}; rank {self._rank} waits in "
                     f"{self._progress.describe()}"
                 )
+            if now - since > self._patience.stranded and self._board.alarm:
+                return f"{ended} after {notice.doing}; a rank that goes on has lost a connection"
         return None
 
     def _all_ranks(self) -> str:

@@ -78,3 +78,25 @@ def test_other_ranks_are_told_of_what_only_this_one_runs_into(monkeypatch, error
     assert reasons == told
     assert job.progress.mid_step
     assert job.progress.describe() == f"step 1: starting; then {error.__name__}: no data"
+
+
+@pytest.mark.parametrize("chained", ["alone", "from it", "while it was handled", "of its own"])
+def test_a_lost_connection_is_known_within_what_it_brought_about(chained):
+    """As Megatron reports that data sets cannot be built when another rank dies meanwhile."""
+    told = []
+    watchdog = SimpleNamespace(fail=lambda reason, *, lost_connection: told.append(lost_connection))
+    excepthook = module._telling(watchdog, lambda *error: None)
+    try:
+        try:
+            raise RuntimeError("[gloo/transport/tcp/pair.cc:561] Connection closed by peer")
+        except RuntimeError as cause:
+            if chained == "alone":
+                raise
+            if chained == "from it":
+                raise ValueError("no data set") from cause
+            if chained == "while it was handled":
+                raise ValueError("no data set")  # noqa: B904
+            raise ValueError("no data set") from None
+    except Exception as error:
+        excepthook(type(error), error, None)
+    assert told == [chained != "of its own"]

@@ -272,6 +272,19 @@ def test_a_rank_that_ends_before_a_step_of_the_others_ends_them(ranks, capsys):
     ) in capsys.readouterr().err
 
 
+def test_a_rank_that_ends_between_steps_is_named_when_another_one_loses_a_connection(ranks, capsys):
+    one_step(ranks)
+    ranks[1].watchdog.stop()
+    time.sleep(0.2)
+    ranks[2].watchdog.fail("RuntimeError: gloo: closed by peer", lost_connection=True)
+    assert ranks[0].left.wait(5)
+    assert ranks[2].left.wait(5)
+    assert (
+        "rank 1 has ended by itself (its exit code is not known here) after step 1: behind the "
+        "pipeline's part of the step; a rank that goes on has lost a connection.\n"
+    ) in capsys.readouterr().err
+
+
 def test_a_rank_that_gets_on_is_not_stranded_by_one_that_ended_early(ranks):
     one_step(ranks)
     ranks[1].watchdog.stop()
