@@ -74,6 +74,14 @@ def test_figures_of_the_library():
         assert max(peak_buffers(lower_with_least_buffers(schedule)).receive) == chosen
 
 
+def test_few_ranks_with_many_microbatches_on_slow_links():
+    schedule = build_schedule("hanayo", ScheduleSpec(pp=2, microbatches=32, waves=2))
+    costs = Costs(forward=1, backward=2, transfer=0.5)
+    unlimited = simulate(lower(schedule, costs), costs).makespan
+    chosen = simulate(lower_with_least_buffers(schedule, costs), costs).makespan
+    assert chosen <= unlimited * 1.001
+
+
 def test_measured_links_are_tried_slow_as_well():
     schedule = build_schedule("interleaved", ScheduleSpec(pp=6, microbatches=17, chunks=2))
     links = {(a, b): 0.001 for a in range(6) for b in range(6) if a != b}
