@@ -33,6 +33,7 @@ from hanayo_megatron.runtime.notice_board import NoticeBoard
 from hanayo_megatron.runtime.observer import Observer
 from hanayo_megatron.runtime.progress import Progress
 from hanayo_megatron.runtime.receive_buffers import ReceiveBuffers
+from hanayo_megatron.runtime.termination import put_off_sigterm
 from hanayo_megatron.runtime.transport import Transport
 from hanayo_megatron.runtime.watchdog import Patience, Watchdog
 
@@ -94,6 +95,7 @@ class Job:
         )
         watchdog.start()
         self._watchdog = watchdog
+        put_off_sigterm(watchdog.ask_to_end)
         atexit.register(watchdog.stop)
         sys.excepthook = _telling(watchdog, sys.excepthook)
 

@@ -27,6 +27,7 @@ class Notice(NamedTuple):
         mid_step: whether the last of them has not ended.
         doing: one line for people.
         anchor: where the rank's process can be held on to.
+        time: when, in seconds of ``time.time``; clocks of machines may differ.
     """
 
     beat: int
@@ -35,6 +36,7 @@ class Notice(NamedTuple):
     mid_step: bool
     doing: str
     anchor: Address
+    time: float
 
 
 class NoticeBoard:
@@ -58,8 +60,8 @@ class NoticeBoard:
         key = f"notice/{rank}"
         if not self._store.check([key]):
             return None
-        beat, phase, steps, mid_step, doing, anchor = json.loads(self._store.get(key))
-        return Notice(beat, Phase(phase), steps, mid_step, doing, Address(*anchor))
+        beat, phase, steps, mid_step, doing, anchor, time = json.loads(self._store.get(key))
+        return Notice(beat, Phase(phase), steps, mid_step, doing, Address(*anchor), time)
 
     def sound_alarm(self) -> None:
         """Some rank has lost a connection: look for the one that is gone."""

@@ -16,6 +16,7 @@ class Patience:
         silence_in_alarm: the same while some rank reports a lost connection.
         stranded: in one place of a step that another rank, which has ended, did not begin or left;
             the others may be about to run into the error that it ended by.
+        asked: for the reason to be found after a request to end, such as a launcher's SIGTERM.
         store: for an answer of the store.
         end: without a sign of life of the ranks that have not ended, on the one that holds the
             store and has ended.
@@ -26,6 +27,7 @@ class Patience:
     silence: float = 120.0
     silence_in_alarm: float = 4.0
     stranded: float = 4.0
+    asked: float = 4.0
     store: float = 30.0
     end: float = 10.0
     interval: float = 1.0

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -71,6 +72,7 @@ class Watchdog:
         self._wake = threading.Event()
         self._alarmed = False
         self._failure: str | None = None
+        self._asked: float | None = None
         self._thread = threading.Thread(target=self._run, name="pipeline-watchdog", daemon=True)
         self._over = threading.Event()
         self._store_thread = threading.Thread(
@@ -96,6 +98,14 @@ class Watchdog:
         self._failure = reason
         self._wake.set()
         self._thread.join(4 * self._patience.interval)
+
+    def ask_to_end(self) -> None:
+        """This process is to end; likely another rank has died, which takes a moment to be found.
+
+        Any thread may call it. It ends the process.
+        """
+        self._asked = self._asked or time.monotonic()
+        self._wake.set()
 
     def stop(self) -> None:
         """The rank ends in good order. Where the store is held, wait for the others to end too."""
@@ -137,6 +147,13 @@ class Watchdog:
         if reason is not None:
             self._board.end_job(f"{reason}.\n{self._all_ranks()}")
             self._wake.set()
+        elif self._asked is not None and time.monotonic() - self._asked > self._patience.asked:
+            self._end(
+                "SIGTERM, from the launcher or a person, and no rank is known to have failed; in "
+                f"{self._progress.describe()}",
+                exit_code=128 + signal.SIGTERM,
+            )
+            return False
         return True
 
     def _say(self, phase: Phase) -> None:
@@ -151,6 +168,7 @@ class Watchdog:
                 progress.mid_step,
                 progress.describe(),
                 self._anchor.address,
+                time.time(),
             ),
         )
 
@@ -185,14 +203,15 @@ class Watchdog:
         return None
 
     def _all_ranks(self) -> str:
-        lines = ["What every rank was doing:"]
+        lines = ["What every rank last said:"]
         for rank in range(self._num_ranks):
             notice = self._board.read(rank)
             if notice is None:
                 lines.append(f"  rank {rank}: nothing heard of it")
             else:
                 ended = "has ended; before, " if notice.phase is Phase.ENDED else ""
-                lines.append(f"  rank {rank}: {ended}{notice.doing}")
+                age = max(0.0, time.time() - notice.time)
+                lines.append(f"  rank {rank}, {age:.1f} s ago: {ended}{notice.doing}")
         return "\n".join(lines)
 
     def _wait_for_others(self, seconds: float, *, while_heard: bool = False) -> None:
@@ -235,7 +254,7 @@ class Watchdog:
             f"it (killed, crashed, or its machine is down): {str(error).splitlines()[0]}"
         )
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str, *, exit_code: int = 1) -> None:
         self._tell(reason)
         try:
             self._say(Phase.ENDED)
@@ -243,7 +262,7 @@ class Watchdog:
                 self._wait_for_others(3 * self._patience.interval)
         except RuntimeError:
             logger.debug("the store ended first")
-        self._leave(1)
+        self._leave(exit_code)
 
     def _tell(self, reason: str) -> None:
         sys.stdout.flush()

@@ -54,6 +54,7 @@ def test_ranks_agree_and_are_watched_before_groups_are_made():
 def test_other_ranks_are_told_of_what_only_this_one_runs_into(monkeypatch, error, told):
     reasons = []
     watchdog = SimpleNamespace(
+        ask_to_end=lambda: None,
         start=lambda: None,
         stop=lambda: None,
         fail=lambda reason, *, lost_connection: reasons.append(reason),
@@ -63,6 +64,7 @@ def test_other_ranks_are_told_of_what_only_this_one_runs_into(monkeypatch, error
     monkeypatch.setattr(module, "_holds_store", lambda: False)
     monkeypatch.setattr(module, "Anchor", lambda meeting_point: None)
     monkeypatch.setattr(module, "Watchdog", lambda *args, **kwargs: watchdog)
+    monkeypatch.setattr(module, "put_off_sigterm", lambda asked: None)
     monkeypatch.setattr(module.sys, "excepthook", None)
     monkeypatch.setattr(module.atexit, "register", lambda function: None)
     monkeypatch.setattr(dist, "get_rank", lambda: 0)

@@ -1,5 +1,6 @@
 """The watchdog's threads of several ranks on one store; leaving is recorded instead of done."""
 
+import re
 import threading
 import time
 
@@ -15,7 +16,14 @@ from hanayo_megatron.runtime.watchdog import Watchdog
 from hanayo_megatron.schedule import Action, Kind
 
 PATIENCE = Patience(
-    hang=1.5, silence=1.5, silence_in_alarm=0.5, stranded=0.5, store=0.6, end=0.5, interval=0.05
+    hang=1.5,
+    silence=1.5,
+    silence_in_alarm=0.5,
+    stranded=0.5,
+    asked=1.0,
+    store=0.6,
+    end=0.5,
+    interval=0.05,
 )
 
 
@@ -121,7 +129,7 @@ def test_a_hang_ends_all_ranks_saying_what_each_does(ranks, capsys):
     ranks[1].progress.begin_wait(transfer)
     ranks[2].progress.end_step()
     assert all(rank.left.wait(10) for rank in ranks)
-    text = capsys.readouterr().err
+    text = re.sub(r", \d+\.\d s ago", "", capsys.readouterr().err)
     assert "has been in one place for" in text
     assert "rank 0: step 1, operation 1 of 9: compute 0F3\n" in text
     assert (
@@ -295,3 +303,25 @@ def test_a_rank_that_gets_on_is_not_stranded_by_one_that_ended_early(ranks):
         ranks[2].progress.note("more")
         time.sleep(0.1)
     assert not any(rank.left.is_set() for rank in ranks)
+
+
+def test_a_rank_that_is_told_to_end_does_so_when_nothing_is_found(ranks, capsys):
+    ranks[1].progress.begin_step()
+    ranks[1].watchdog.ask_to_end()
+    assert ranks[1].left.wait(5)
+    assert (
+        "job ended on rank 1: SIGTERM, from the launcher or a person, and no rank is known to have "
+        "failed; in step 1: starting\n"
+    ) in capsys.readouterr().err
+    assert not ranks[0].left.is_set()
+
+
+def test_and_with_the_reason_where_there_is_one(ranks, capsys):
+    for rank in ranks[:2]:
+        rank.watchdog.ask_to_end()
+    ranks[2].anchor.close()
+    ranks[2].watchdog._board = MuteBoard()
+    assert all(rank.left.wait(5) for rank in ranks[:2])
+    text = capsys.readouterr().err
+    assert all(f"job ended on rank {rank}: rank 2 is gone" in text for rank in range(2))
+    assert "SIGTERM" not in text
