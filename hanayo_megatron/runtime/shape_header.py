@@ -9,14 +9,13 @@ from hanayo_megatron.runtime.tensors import Specs, Tensors, TensorSpec, parts
 MAX_TENSORS = 6
 _MAX_DIMENSIONS = 6
 _FIELDS = 2 + _MAX_DIMENSIONS  # of one tensor: dtype, number of dimensions, dimensions
-_DTYPES = (
+_DTYPES = (  # that NCCL and gloo can send
     torch.float32,
     torch.float64,
     torch.float16,
     torch.bfloat16,
     torch.int64,
     torch.int32,
-    torch.int16,
     torch.int8,
     torch.uint8,
     torch.bool,
