@@ -14,8 +14,8 @@ from hanayo_megatron.simulate.transfer_buffers import peak_buffers
 _FEWEST = 2
 """One buffer is read while another one fills."""
 
-_LEAST_SAMPLE = 16
-"""Microbatches; fewer do not show what runs ahead of what between few ranks."""
+_STEADY = 16
+"""Microbatches of the steady state that are looked at; P fill the pipeline before."""
 
 _SLOW_TRANSFER = 0.25
 """Of the shortest forward. No network that trains well is as slow."""
@@ -27,17 +27,17 @@ _SAME_TIME = 1.001
 def lower_with_least_buffers(schedule: Schedule, costs: Costs | None = None) -> LoweredSchedule:
     """Lower a schedule for as few receive buffers a rank as cost no time.
 
-    The simulator tries one limit after another on the schedule's first 2P microbatches, 16 at
-    least, with transfers that take a quarter of the shortest forward or what the costs say,
-    whichever is longer. The first limit with which they take as long as without, to a thousandth,
-    is taken. Raises as ``lower`` does.
+    The simulator tries one limit after another on the schedule's first P + 16 microbatches, with
+    transfers that take a quarter of the shortest forward or what the costs say, whichever is
+    longer. The first limit with which they take as long as without, to a thousandth, is taken.
+    Raises as ``lower`` does.
     """
     costs = costs or Costs()
     return lower(schedule, costs, receive_buffers=_least_buffers(schedule, costs))
 
 
 def _least_buffers(schedule: Schedule, costs: Costs) -> int:
-    sample = _first_microbatches(schedule, max(2 * schedule.placement.num_ranks, _LEAST_SAMPLE))
+    sample = _first_microbatches(schedule, schedule.placement.num_ranks + _STEADY)
     slow = _with_slow_transfers(schedule, costs)
     unlimited = lower(sample, costs)
     most = max(peak_buffers(unlimited).receive)
