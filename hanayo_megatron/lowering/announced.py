@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from hanayo_megatron.lowering.inputs import input_of, input_read_by
 from hanayo_megatron.lowering.lower import LoweredSchedule
 from hanayo_megatron.lowering.operation import (
     Announce,
@@ -21,10 +22,8 @@ from hanayo_megatron.lowering.operation import (
     Exchange,
     Free,
     Operation,
-    Transfer,
 )
 from hanayo_megatron.lowering.rendezvous import Communicator
-from hanayo_megatron.schedule.action import Kind
 
 
 def announce_shapes(lowered: LoweredSchedule, communicator: Communicator) -> LoweredSchedule:
@@ -56,16 +55,11 @@ def _announced(program: Sequence[Operation], communicator: Communicator) -> tupl
             else:
                 result.append(operation)
             number_of |= dict.fromkeys(operation.sends, position)
-            number_of |= {_input_of(transfer): position for transfer in operation.receives}
+            number_of |= {input_of(transfer): position for transfer in operation.receives}
             continue
         if isinstance(operation, Free):
             post_data(number_of.pop(operation.transfer))
-        elif isinstance(operation, Compute) and operation.action.kind is not Kind.W:
-            stage, kind, microbatch = operation.action
-            post_data(number_of.pop((kind is Kind.F, stage, microbatch), -1))
+        elif isinstance(operation, Compute):
+            post_data(number_of.pop(input_read_by(operation.action), -1))
         result.append(operation)
     return tuple(result)
-
-
-def _input_of(transfer: Transfer) -> tuple[bool, int, int]:
-    return transfer.kind is Kind.F, transfer.target_stage, transfer.microbatch

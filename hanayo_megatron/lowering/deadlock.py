@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from hanayo_megatron.lowering.inputs import Input, input_of, input_read_by
 from hanayo_megatron.lowering.lower import LoweredSchedule
 from hanayo_megatron.lowering.operation import (
     Announce,
@@ -26,7 +27,6 @@ from hanayo_megatron.lowering.operation import (
 )
 from hanayo_megatron.lowering.rendezvous import Communicator, Rendezvous
 from hanayo_megatron.lowering.transfer_faults import find_transfer_faults
-from hanayo_megatron.schedule.action import Kind
 from hanayo_megatron.schedule.schedule import ScheduleError
 
 _MOST_FAULTS = 50
@@ -167,9 +167,8 @@ class _Run:
             return _Needed(Exchange, operation.transfer)
         if isinstance(operation, Exchange) and operation.receives and self._announced[rank]:
             return _Needed(Announce, operation.receives[0])
-        if isinstance(operation, Compute) and operation.action.kind is not Kind.W:
-            stage, kind, microbatch = operation.action
-            transfer = self._inputs[rank].get((kind is Kind.F, stage, microbatch))
+        if isinstance(operation, Compute):
+            transfer = self._inputs[rank].get(input_read_by(operation.action))
             return transfer and _Needed(Exchange, transfer)
         return None
 
@@ -216,10 +215,10 @@ def _name(operation: Operation) -> str:
     return "the free" if isinstance(operation, Free) else "the exchange"
 
 
-def _transfer_of_input(program: Sequence[Operation]) -> dict[tuple[bool, int, int], Transfer]:
-    """Received transfers by (is an activation, stage that reads it, microbatch)."""
+def _transfer_of_input(program: Sequence[Operation]) -> dict[Input | None, Transfer]:
+    """Received transfers by what they bring."""
     return {
-        (transfer.kind is Kind.F, transfer.target_stage, transfer.microbatch): transfer
+        input_of(transfer): transfer
         for operation in program
         if isinstance(operation, Exchange)
         for transfer in operation.receives

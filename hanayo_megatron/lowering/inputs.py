@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
-from hanayo_megatron.schedule.action import Kind
+from hanayo_megatron.lowering.operation import Transfer
+from hanayo_megatron.schedule.action import Action, Kind
 from hanayo_megatron.schedule.placement import Placement
+
+Input = tuple[bool, int, int]
+"""What a stage reads: (whether it is an activation, stage, microbatch)."""
+
+
+def input_of(transfer: Transfer) -> Input:
+    """What the transfer brings."""
+    return transfer.kind is Kind.F, transfer.target_stage, transfer.microbatch
+
+
+def input_read_by(action: Action) -> Input | None:
+    """What the action reads, wherever it comes from; None: a W reads nothing new."""
+    stage, kind, microbatch = action
+    return None if kind is Kind.W else (kind is Kind.F, stage, microbatch)
 
 
 def reads_transfer(placement: Placement) -> dict[Kind, list[bool]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hanayo_megatron.lowering.inputs import reads_transfer
+from hanayo_megatron.lowering.inputs import Input, input_of, input_read_by, reads_transfer
 from hanayo_megatron.lowering.lower import LoweredSchedule
 from hanayo_megatron.lowering.operation import Announce, Compute, Exchange, Free, Transfer
 from hanayo_megatron.schedule.action import Kind
@@ -35,8 +35,8 @@ class _Rank:
         self._rank = rank
         self._rank_of = lowered.schedule.placement.rank_of
         # Outputs computed and inputs received so far, as (is an activation, stage, microbatch).
-        self._outputs: set[tuple[bool, int, int]] = set()
-        self._inputs: set[tuple[bool, int, int]] = set()
+        self._outputs: set[Input] = set()
+        self._inputs: set[Input] = set()
         self._unfreed: set[Transfer] = set()
         self._announced: set[tuple] = set()
         self._announces = any(isinstance(o, Announce) for o in lowered.programs[rank])
@@ -87,7 +87,7 @@ class _Rank:
             self._check_ends(transfer, peer, self._rank)
             if transfer in self.received:
                 self._fault(f"receives the {transfer} again")
-            self._inputs.add((transfer.kind is Kind.F, transfer.target_stage, transfer.microbatch))
+            self._inputs.add(input_of(transfer))
         self.sent.update(sends)
         self.received.update(receives)
 
@@ -113,10 +113,9 @@ class _Rank:
             )
 
     def _compute(self, compute: Compute, reads: bool) -> None:
-        stage, kind, microbatch = compute.action
-        if kind is Kind.W:
+        item = input_read_by(compute.action)
+        if item is None:
             return
-        item = (kind is Kind.F, stage, microbatch)
         if reads and item not in self._inputs:
             self._fault(f"runs {compute.action} before its input is received")
         self._inputs.discard(item)
