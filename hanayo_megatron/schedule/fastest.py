@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from hanayo_megatron.schedule.action import Kind
 from hanayo_megatron.schedule.block import (
@@ -44,9 +45,13 @@ def fastest_blocks(
     *,
     max_live: int,
     split_backward: bool = False,
+    before: Iterable[Way] = (),
 ) -> Schedule:
-    """The fastest repetition of greedy blocks on a placement; see ``fastest``."""
-    ways = repeated_blocks(
+    """The fastest repetition of greedy blocks on a placement; see ``fastest``.
+
+    ``before`` are ways to try before them.
+    """
+    blocks = repeated_blocks(
         placement,
         num_microbatches=spec.microbatches,
         costs=spec.costs,
@@ -54,7 +59,7 @@ def fastest_blocks(
         split_backward=split_backward,
     )
     run = fastest(
-        ways,
+        chain(before, blocks),
         placement,
         num_microbatches=spec.microbatches,
         costs=spec.costs,

@@ -11,11 +11,10 @@ them (Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
 
 from hanayo_megatron.schedule.action import Action, Kind
 from hanayo_megatron.schedule.block import Block, repeat
-from hanayo_megatron.schedule.fastest import Way, fastest, repeated_blocks
+from hanayo_megatron.schedule.fastest import Way, fastest_blocks
 from hanayo_megatron.schedule.memory import live_limit
 from hanayo_megatron.schedule.placement import Placement, wave
 from hanayo_megatron.schedule.schedule import Schedule, ScheduleSpec
@@ -28,21 +27,14 @@ def v_schedule(name: str, spec: ScheduleSpec, *, own_limit: int) -> Schedule:
     """Fastest known order within ``spec.memory_limit``, or else ``own_limit``, in M_a."""
     placement = wave(spec.pp, 1)
     max_live = live_limit(name, spec, placement, own=own_limit, least=1)
-    greedy = repeated_blocks(
+    return fastest_blocks(
+        name,
+        spec,
         placement,
-        num_microbatches=spec.microbatches,
-        costs=spec.costs,
         max_live=max_live,
         split_backward=True,
+        before=_ways(placement),
     )
-    run = fastest(
-        chain(_ways(placement), greedy),
-        placement,
-        num_microbatches=spec.microbatches,
-        costs=spec.costs,
-        max_live=max_live,
-    )
-    return Schedule(name, placement, spec.microbatches, run.orders)
 
 
 def _ways(placement: Placement) -> Iterator[Way]:
