@@ -7,6 +7,7 @@ lifeline to the next rank that has not ended. It ends the job if
 - the next rank's lifeline is cut: killed, crashed, or its machine is down;
 - a rank has ended by itself while the others go on;
 - another rank gave a reason to end the job;
+- this process was told to end (SIGTERM), and no such reason was found within seconds;
 - the store of torch.distributed is gone, and with it the rank that holds it; a second thread ends
   the job if the store does not answer, which the first one would wait for.
 

@@ -142,19 +142,24 @@ def test_a_tensor_of_another_size_than_expected_is_refused_before_it_is_sent():
             output = super().forward(stage, microbatch, input_tensor)
             return output[:2] if stage == 1 else output
 
-    schedule = build_schedule("1f1b", ScheduleSpec(pp=3, microbatches=2))
-    lowered, stages = lower_with_least_buffers(schedule), make_stages(3)
-
-    def work(rank, transport):
-        worker, messenger = Narrow(stages, schedule), Messenger(transport, PoisonedBuffers())
-        Executor(lowered, rank=rank, worker=worker, messenger=messenger).run()
-
-    with pytest.raises(TransportError) as error:
-        StrictNetwork(3).run(work)
     assert (
         "the activation of microbatch 0 from stage 1 on rank 1 to stage 2 on rank 2 is [2, 4] of "
         "torch.float64; the receiver expects [3, 4] of torch.float64"
-    ) in str(error.value)
+    ) in error_of(Narrow, build_schedule("1f1b", ScheduleSpec(pp=3, microbatches=2)))
+
+
+def error_of(worker_type, schedule):
+    """The text of the TransportError that ends a step of such workers."""
+    lowered = lower_with_least_buffers(schedule)
+    stages = make_stages(schedule.placement.num_stages)
+
+    def work(rank, transport):
+        worker, messenger = worker_type(stages, schedule), Messenger(transport, PoisonedBuffers())
+        Executor(lowered, rank=rank, worker=worker, messenger=messenger).run()
+
+    with pytest.raises(TransportError) as error:
+        StrictNetwork(schedule.placement.num_ranks).run(work)
+    return str(error.value)
 
 
 @pytest.mark.parametrize("stage", [1, 2])
@@ -183,13 +188,5 @@ def test_a_stage_that_hands_on_what_cannot_go_on_is_named(stage, change, words):
         + tuple(Action(s, Kind.B, 0) for s in reversed(stages))
         for stages in ((0, 2, 3), (1,))
     )
-    schedule = Schedule("bent", placement, 1, orders)
-    lowered, stages = lower_with_least_buffers(schedule), make_stages(4)
-
-    def work(rank, transport):
-        worker, messenger = Changed(stages, schedule), Messenger(transport, PoisonedBuffers())
-        Executor(lowered, rank=rank, worker=worker, messenger=messenger).run()
-
-    with pytest.raises(TransportError) as error:
-        StrictNetwork(2).run(work)
-    assert f"stage {stage} {words}" in str(error.value)
+    error = error_of(Changed, Schedule("bent", placement, 1, orders))
+    assert f"stage {stage} {words}" in error
