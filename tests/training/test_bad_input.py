@@ -15,6 +15,12 @@ CASES = [
         ("--pipeline-schedule", "hanayo", "--num-virtual-stages-per-pipeline-rank", "2"),
         "--num-virtual-stages-per-pipeline-rank 2 conflicts",
     ),
+    (3, ("--pipeline-schedule", "chimera"), "chimera needs an even number of ranks"),
+    (
+        2,
+        ("--pipeline-schedule", "chimera", "--num-virtual-stages-per-pipeline-rank", "2"),
+        "--num-virtual-stages-per-pipeline-rank 2 conflicts with --pipeline-schedule chimera",
+    ),
 ]
 
 

@@ -113,24 +113,3 @@ def test_tensor_parallel_ranks_each_have_their_mirror(both, optimizer):
         *("--tensor-model-parallel-size", "2", *optimizer), ranks=4, microbatches=3, iterations=4
     )
     assert_same(ours, plain)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "flags", "words"),
-    [
-        (3, (), "chimera needs an even number of ranks"),
-        (
-            2,
-            ("--num-virtual-stages-per-pipeline-rank", "2"),
-            "--num-virtual-stages-per-pipeline-rank 2 conflicts with --pipeline-schedule chimera",
-        ),
-    ],
-)
-def test_what_cannot_have_two_copies_is_refused(launcher, ranks, flags, words):
-    arguments = tiny_gpt("--pipeline-model-parallel-size", str(ranks), *CHIMERA, *flags, layers=6)
-    run = launcher.run(arguments, ranks=ranks, timeout=60)
-    assert not run.timed_out
-    assert run.exit_codes == (1,) * ranks
-    for text in run.stderr:
-        assert words in text
-        assert "Traceback" not in text
